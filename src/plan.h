@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.h -- the central structure: pieces in order, per worker, and the merges they owe. Plain data, the same bytes on host and device.
+ *
+ * Nouns
+ *   head unit  the q heads that a piece handles together: a kv head's whole group, or `unit_heads` of it where the group is larger than the largest tile.
+ *              Unit u belongs to kv head u / units_per_kv_head and begins at q head u * unit_heads (ranges never cross a kv head).
+ *   row tile   up to tile_rows consecutive rows of a segment (by place in the segment); tile_rows * unit_heads packed rows fit the kernel's largest tile
+ *   piece      a row tile of a segment x a range of its keys x a head unit. Cut at multiples of FV__KEY_BLOCK keys from the segment's first key
+ *   worker     does pieces [worker_first[w], worker_first[w + 1]) in order
+ *   slot       the partial result (m, l, o unnormalised, all f32) of one row x head unit. A piece that owes a merge writes its rows to slots
+ *              slot + c * num_rows + i, i = row in the piece, c = chunk of the piece (0 outside of the invariant mode)
+ *   record     one merge: a row x head unit, the slots of all its parts in order, and how many pieces must arrive. Whoever arrives last
+ *              merges the parts left to right, writes o and lse, and sets the ticket back to 0
+ *
+ * Invariants (plan_is_valid checks them by number)
+ *   (1) every (row, head unit) that lies in a segment is covered by pieces: each visible key of each of its segments exactly once; keys that the
+ *       variants' bounds exclude for the whole tile are in no piece
+ *   (2) every (row, head unit) of the batch is in at least one piece (rows that see nothing get a piece of 0 keys), so every o and lse is written
+ *   (3) a (row, head unit) in exactly one piece has record -1 and no slot (invariant mode: in one piece, however many chunks)
+ *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
+ *   (5) pieces <= row tiles x head units + workers - 1 (invariant mode and given splits: bounds of their own)
+ *   (6) longest worker <= 1.1 x total / workers + one block
+ *   (7) the same input gives the same bytes; costs are 64-bit integers
+ *
+ * Layout: one blob; head.* are byte offsets from its start; arrays are 16-byte aligned.
+ */
+#ifndef FV__PLAN_H
+#define FV__PLAN_H
+
+#include "core.h"
+
+typedef struct fv__request {            /* 16 bytes */
+    int32_t row_first, num_rows;
+    int32_t num_keys;                   /* its length */
+    int32_t first_position;
+} fv__request;
+
+typedef struct fv__segment {            /* 64 bytes */
+    int64_t table;                      /* paged: place of its first page in the id array, in entries; ragged: its first token */
+    int32_t row_first, num_rows;        /* rows of the batch, or (request < 0) entries of the row list */
+    int32_t request;                    /* of all its rows; -1: of many, see the row list */
+    int32_t unit_first, num_units;      /* head units */
+    int32_t num_keys;
+    int32_t first_position;
+    int32_t page_positions;             /* first entry in the page position array; -1: positions follow one another */
+    int32_t live;                       /* 1: the request's live length (device) bounds num_keys */
+    int32_t level;
+    int32_t reserved[2];
+} fv__segment;
+
+typedef struct fv__listed_row {         /* 8 bytes: a row of a segment with rows of many requests */
+    int32_t row, request;
+} fv__listed_row;
+
+typedef struct fv__piece {              /* 32 bytes */
+    int32_t segment;
+    int32_t row_first, num_rows;        /* within the segment */
+    int32_t unit;                       /* head unit */
+    int32_t key_first, num_keys;        /* within the segment */
+    int32_t slot;                       /* first slot, -1: writes o and lse itself */
+    int32_t record;                     /* -1: none; >= 0: row i's record is record + i; -2: row_record[row] + unit */
+} fv__piece;
+
+typedef struct fv__record {             /* 24 bytes */
+    int32_t row, unit;
+    int32_t part_first, num_parts;      /* entries of parts[] */
+    int32_t arrivals;                   /* pieces that must arrive */
+    int32_t reserved;
+} fv__record;
+
+typedef struct fv__plan_head {
+    int32_t num_workers, num_pieces, num_segments, num_requests;
+    int32_t num_records, num_parts, num_slots, num_listed_rows;
+    int32_t total_rows, num_units, unit_heads, units_per_kv_head;
+    int32_t page_size;                  /* 0: ragged */
+    int32_t invariant, chunk;
+    int32_t num_page_positions;
+    int64_t num_pages;                  /* of the pool */
+    int64_t table_entries;              /* entries of the id array: what a table place is compared with */
+    /* byte offsets */
+    int64_t worker_first;               /* int32 [num_workers + 1] */
+    int64_t pieces, segments, requests, listed_rows, records;
+    int64_t parts;                      /* int32: slots */
+    int64_t row_record;                 /* int32 [total_rows], only where a piece has record -2 */
+    int64_t page_positions;             /* int32 */
+    int64_t bits_offsets;               /* int64 [num_requests + 1]; only with FV_BITS parameters */
+    int64_t bytes;                      /* of the blob in use */
+} fv__plan_head;
+
+#define FV__PLAN_ARRAY(head, type, field) ((type *)((char *)(head) + (head)->field))
+
+/* ---- what the planner is told ---- */
+
+/* The kernel's side: fixed by problem and maxima. */
+typedef struct fv__kernel_shape {
+    char name[64];
+    int32_t max_packed;                 /* largest tile: rows x unit_heads */
+    int32_t unit_heads, units_per_kv_head, num_units;
+    int32_t workers;
+    int32_t num_tiles;                  /* tile sizes in packed rows, ascending: a segment's tile is the smallest that holds all its rows, or the last */
+    int32_t tiles[6];
+    int64_t partial_bytes;              /* of one slot */
+    const struct fv__cost_model *cost;
+} fv__kernel_shape;
+
+/* Integer costs, committed per kind of device, never measured at run time (plan_cost.c). A piece of r packed rows over b key blocks costs
+ * piece + b * (block + r * block_row) + r * row, and a part in a merge costs `part` per packed row. */
+typedef struct fv__cost_model {
+    const char *name;
+    int64_t piece, block, block_row, row, part;
+} fv__cost_model;
+
+/* The request side: a batch that has been checked (batch.c), with host values. */
+typedef struct fv__batch {
+    int64_t num_requests, total_rows, total_keys;
+    const fv_batch *given;
+    const fv__request *requests;        /* [num_requests] */
+    const int64_t *tables;              /* [num_requests] place of each request's first page (first token) */
+    bool decode;                        /* one row each */
+    const int32_t *min_position, *max_position;         /* NULL, or per request over its rows, where row positions are given */
+} fv__batch;
+
+/* What the variants' bounds say, resolved for planning. */
+typedef struct fv__bounds {
+    bool has_first, has_last;
+    int64_t first, last;                /* first visible key position >= p + first, last <= p + last */
+    bool lifted;                        /* FV_LIFTED lists are given: tile bounds are widened by them */
+    const struct fv_ranges *lists[FV__MAX_VARIANTS];      /* variant.h */
+    int num_lists;
+} fv__bounds;
+
+/* ---- the planner (plan.c; segments: segment.c; constants: plan_cost.c; words and pictures: plan_describe.c) ---- */
+
+/* What maxima need: exact, monotone in every maximum. All sizes 64-bit, checked against overflow. */
+typedef struct fv__plan_capacity {
+    int64_t max_segments, max_listed_rows, max_page_positions, max_pieces, max_records, max_parts, max_slots, max_requests, max_rows;
+    int64_t blob_bytes;                 /* the plan itself */
+    int64_t temp_bytes;                 /* host memory that fv__plan_make works in */
+    bool bits;                          /* a FV_BITS parameter: bits_offsets are kept */
+    bool row_records;                   /* max_levels > 1 */
+} fv__plan_capacity;
+
+fv_status fv__plan_capacity_of(const fv__kernel_shape *shape, const fv_plan_desc *limits, bool bits, fv__plan_capacity *out,
+                               fv_error *err);
+
+/* What a plan came out as, for fv_plan_query. */
+typedef struct fv__plan_report {
+    int64_t total_cost, max_worker_cost, kv_tokens_read;        /* keys x kv heads read, once per piece */
+    int64_t score_pairs;                /* (row, q head, key) by the bounds */
+    int64_t num_shared_segments;
+} fv__plan_report;
+
+typedef struct fv__planner {
+    const fv__kernel_shape *shape;
+    const fv_plan_desc *limits;
+    const fv__plan_capacity *capacity;
+    void *temp;                         /* capacity->temp_bytes, 64-byte aligned */
+} fv__planner;
+
+/* Makes segments (short form, given, found prefixes), cuts them, shares them out, lays out merges. Allocates nothing; writes into `blob`
+ * (capacity->blob_bytes, 64-byte aligned). FV_E_CAPACITY and FV_E_INVALID name the field of fv_batch or fv_plan_desc. */
+fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch, const fv__bounds *bounds, fv__plan_head *blob,
+                        fv__plan_report *report, fv_error *err);
+
+/* The invariants by number; 0: valid, else the number of the first that is broken (reason in words in `why`). For tests and debug builds. */
+int fv__plan_is_valid(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__bounds *bounds, char *why, size_t size);
+
+/* Cost of each worker, from the same model. */
+void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *shape, int64_t *out);
+
+/* Text or SVG. Returns the bytes needed with NUL, writes at most `size`. */
+size_t fv__plan_describe(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__plan_report *report, bool svg, char *buffer,
+                         size_t size);
+
+extern const fv__cost_model fv__cost_cpu;           /* one per kind of device */
+extern const fv__cost_model fv__cost_sm80;
+extern const fv__cost_model fv__cost_sm90;
+
+#endif

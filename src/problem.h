@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* problem.h -- an fv_problem once it has been checked: names resolved, defaults filled in. */
+#ifndef FV__PROBLEM_H
+#define FV__PROBLEM_H
+
+#include "dtype.h"
+#include "variant.h"
+
+typedef enum fv__scale_kind { FV__SCALE_NONE, FV__SCALE_TENSOR, FV__SCALE_HEAD, FV__SCALE_TOKEN_HEAD } fv__scale_kind;
+
+typedef struct fv__problem {
+    fv__dtype q, k, v, o;
+    int32_t num_q_heads, num_kv_heads, group;           /* group = q heads per kv head */
+    int32_t dim_qk, dim_v, qk_tail;
+    float scale;
+    bool v_in_k, lse_base2;
+    int32_t alignment;
+    fv__scale_kind k_scale, v_scale;
+    int32_t num_uses;
+    fv__use uses[FV__MAX_VARIANTS];
+    uint32_t hooks;                     /* union of the uses' hook bits */
+} fv__problem;
+
+fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err);
+void fv__problem_free(fv__problem *problem);
+
+/* Binds one argument list (`where`: "problem.variants[2].args", "batch.args", "tensors.args"). Binding an argument that is due later is
+ * early binding; one that was due earlier is refused. Names that no variant and none of `others` takes are refused. */
+typedef struct fv__bind_shape {         /* what arrays are checked against */
+    int64_t num_requests, total_rows, total_keys, max_rows;
+    const int64_t *bits_offsets;        /* [num_requests + 1] of FV_BITS parameters, in bits; NULL before the batch is known */
+    int64_t mask_rows, mask_keys;       /* of the only request, for messages; -1: several requests */
+} fv__bind_shape;
+
+fv_status fv__problem_bind(fv__problem *problem, fv__binding when, const char *where, const fv_arg *args, int num_args,
+                           const char *const *others, int num_others, const fv__bind_shape *shape, fv_error *err);
+
+/* Every parameter due at `when` or before has a value: else refused by name. */
+fv_status fv__problem_bound(const fv__problem *problem, fv__binding when, fv_error *err);
+
+/* The larger of these is what a batch's bits need: `request` rows x keys, from a byte border. */
+bool fv__problem_has_bits(const fv__problem *problem);
+
+#endif

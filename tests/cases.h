@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cases.h -- case rows: situations in which an attention engine went wrong, as text (cases/README.md).
+ *
+ * A case_file owns its rows and everything they point to. cases.c parses (strictly: what the page does
+ * not list is an error with file and line), cases_gen.c makes the numbers and asks ref.c for the answer,
+ * cases_ways.c spreads a row over its axes: a way is one point of them.
+ */
+#ifndef FOVEAL_TESTS_CASES_H
+#define FOVEAL_TESTS_CASES_H
+
+#include "ref.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CASE_DTYPE_F16, CASE_DTYPE_BF16, CASE_DTYPE_F32, CASE_DTYPES };
+enum { CASE_KV_SAME, CASE_KV_E4M3, CASE_KV_E5M2, CASE_KV_FP4G16, CASE_KVS };
+enum { CASE_MEM_PAGED, CASE_MEM_RAGGED, CASE_MEMS };
+enum { CASE_LAYOUT_NHD, CASE_LAYOUT_HND, CASE_LAYOUTS };
+enum { CASE_PLACE_IDENTITY, CASE_PLACE_REVERSED, CASE_PLACE_RANDOM, CASE_PLACE_SCATTERED, CASE_PLACES };
+enum {
+    CASE_VIEW_CONTIG, CASE_VIEW_KVPAGE, CASE_VIEW_KVTOKEN, CASE_VIEW_QSLICE, CASE_VIEW_OPAD,
+    CASE_VIEW_LAYERS32, CASE_VIEW_OFF2, CASE_VIEW_OFF4, CASE_VIEW_OFF8, CASE_VIEW_HS0, CASE_VIEW_HS1,
+    CASE_VIEW_HSBIG, CASE_VIEW_MIXED, CASE_VIEWS
+};
+enum { CASE_LSE_TH, CASE_LSE_HT, CASE_LSES };
+enum { CASE_DATA_GEN, CASE_DATA_ZERO, CASE_DATA_CONST };
+enum { CASE_SAME_PAGE = 1, CASE_SAME_REQUEST = 2, CASE_SAME_SPLIT = 4 };
+enum { CASE_SPLITS_AUTO = 0 };
+
+extern const char *const case_dtype_names[CASE_DTYPES], *const case_kv_names[CASE_KVS];
+extern const char *const case_mem_names[CASE_MEMS], *const case_layout_names[CASE_LAYOUTS];
+extern const char *const case_place_names[CASE_PLACES], *const case_view_names[CASE_VIEWS];
+extern const char *const case_lse_names[CASE_LSES];
+
+typedef struct case_ints {
+    int32_t *at;
+    int64_t n;
+} case_ints;
+
+typedef struct case_ranges {
+    ref_range *at;
+    int n;
+} case_ranges;
+
+/* Element (token, head, dim) becomes `value`; -1 stands for every one. */
+typedef struct case_set {
+    int32_t token, head, dim;
+    double value;
+} case_set;
+
+typedef struct case_sets {
+    case_set *at;
+    int n;
+} case_sets;
+
+typedef struct case_data {
+    int kind;                           /* CASE_DATA_ */
+    double value;                       /* of CASE_DATA_CONST */
+} case_data;
+
+typedef struct case_lines {             /* bits, block_map, state_empty: digits as they stand */
+    char **at;
+    int64_t n;
+} case_lines;
+
+typedef struct case_share {
+    int from;                           /* earlier request, -1: nothing shared */
+    int32_t keys;
+} case_share;
+
+typedef struct case_fault {
+    char *changes;                      /* KEY=VALUE[;KEY=VALUE...] */
+    double mo;
+    char *words;
+} case_fault;
+
+typedef struct case_pair {              /* one line of the file */
+    char *key, *value;
+    int line;
+} case_pair;
+
+typedef struct case_row {
+    char *id, *cls, *pain, *ref, *note;
+    int line;
+
+    bool merge;                         /* op=merge: only tokens, hq, dv, states and the anchors count */
+    case_ints q, kv;
+    int num_requests;
+    int hq, hk, dk, dv;
+    bool mla;
+    double sm_scale;
+    int causal;
+    int window_left, window_right;
+    double softcap;
+    bool alibi, has_sink;
+    double sink_a, sink_b;
+    case_lines bits;
+    bool diag;
+    case_ranges key_ranges, bidir;      /* at NULL: none */
+    case_ints items;
+    case_lines block_map;
+    case_ints block_rows, block_cols;
+
+    double q_amp;
+    int kv_grid;
+    case_data qdata, kdata, vdata;
+    case_sets qset, kset, vset;
+    bool q_same;
+    case_share *share;                  /* [num_requests] or NULL */
+
+    unsigned dtype, mem, layout, placement, view, lse_layout;   /* sets of 1 << CASE_... */
+    int kv_dtype;
+    double k_scale, v_scale;
+    bool token_head_scales;
+    case_ints page, pages, splits;      /* splits: CASE_SPLITS_AUTO for auto */
+    int64_t first_page, page_stride;    /* -1: not given */
+    int table_width;                    /* -1: need + 1 */
+    int64_t pad_id;                     /* valid if has_pad_id */
+    bool has_pad_id;
+    int pad_rows, lse_pad;
+
+    int repeat, check;
+    unsigned same_bits;                 /* set of CASE_SAME_ */
+    int ulp;                            /* -1: use the tolerance */
+    bool poison_left, heavy;
+    case_ints cut;
+
+    int tokens, states;
+    case_lines state_empty;
+    bool inplace;
+
+    double mo, o, l;                    /* anchors; valid if has_ */
+    bool has_mo, has_o, has_l;
+    int64_t n_empty;
+    double *part_l;
+    int num_part_l;
+    case_fault *faults;
+    int num_faults;
+
+    int64_t total_q, total_kv;          /* sums of q and kv */
+    int64_t *q_base, *kv_base;          /* [num_requests + 1] first row and first token of each request */
+
+    case_pair *pairs;                   /* the row's lines, for case_apply_fault */
+    int num_pairs;
+    struct case_file *file;
+} case_row;
+
+typedef struct case_file {
+    char *name;
+    case_row *rows;
+    int num_rows;
+    void *blocks;                       /* everything the rows own, freed at once */
+} case_file;
+
+/* Reads and checks a file. NULL: `message` (of `size` bytes) says where and why. */
+case_file *case_read(const char *path, char *message, size_t size);
+
+/* The same from memory; `name` is used in messages. */
+case_file *case_parse(const char *name, const char *text, size_t length, char *message, size_t size);
+
+void case_free(case_file *file);
+
+/* The row with the changes of fault `i`; its memory belongs to the row's file. False: `message` says why. */
+bool case_apply_fault(const case_row *row, int i, case_row *out, char *message, size_t size);
+
+/* ---- cases_gen.c: the numbers of a row, as the page defines them ---- */
+
+uint32_t case_hash(uint32_t seed, uint32_t i);
+double case_g(uint32_t seed, uint32_t i, int grid);
+
+/* Elements as stored (before scales). `token` counts over all requests: case_q_token and case_kv_token find it. */
+double case_q(const case_row *row, int64_t token, int head, int dim);
+double case_k(const case_row *row, int64_t token, int head, int dim);
+double case_v(const case_row *row, int64_t token, int head, int dim);     /* not for mla */
+
+int64_t case_q_token(const case_row *row, int request, int64_t i);
+int64_t case_kv_token(const case_row *row, int request, int64_t key);
+
+/* What the stored element times: tensor scale and, if the row has them, scale per token and head. */
+double case_k_factor(const case_row *row, int64_t token, int head);
+double case_v_factor(const case_row *row, int64_t token, int head);
+double case_k_token_scale(int64_t token, int head);
+double case_v_token_scale(int64_t token, int head);
+
+/* The generated 4-bit code and group scale of K (seed 2) or V (seed 3). */
+int case_fp4_code(uint32_t seed, uint32_t i);
+double case_fp4_scale(uint32_t seed, uint32_t group);
+extern const double case_fp4_magnitudes[8];
+
+/* Merge rows: state s at item (token * hq + head). */
+bool case_state_empty(const case_row *row, int state, int64_t item);
+double case_state_o(const case_row *row, int state, int64_t item, int dim);
+double case_state_lse(const case_row *row, int state, int64_t item);
+
+double case_alibi_slope(const case_row *row, int head);
+double case_sink(const case_row *row, int head);
+
+/* The rules of a row for ref.c. case_rules_free releases what `case_rules_make` allocated. */
+typedef struct case_rules {
+    ref_problem problem;
+    double *slope, *sink;
+    int64_t *items, *block_rows, *block_cols;
+    uint8_t *block_map;
+} case_rules;
+
+bool case_rules_make(const case_row *row, case_rules *out);
+void case_rules_free(case_rules *rules);
+
+/* One request for ref.c, keys [lo, hi) of it only. Owns k, v and bits: case_request_free. */
+typedef struct case_request {
+    ref_request r;
+    const case_row *row;
+    int index;
+    double *k, *v;
+    uint8_t *bits;
+} case_request;
+
+bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo, int64_t hi,
+                       case_request *out);
+void case_request_free(case_request *request);
+
+/* The answer to a row: O and LSE of the compared rows (all, or the first and last `check` of each request). */
+typedef struct case_answer {
+    int64_t n;                          /* compared rows; for a merge: tokens */
+    int64_t *rows;                      /* [n] global row numbers, ascending */
+    double *o;                          /* [n][hq][dv] */
+    double *lse;                        /* [n][hq], natural */
+    double mo;                          /* mean of abs(O) */
+    double last_o, last_l;              /* last row, last head: element 0 and LSE */
+    int64_t n_empty;
+    double *part_l;                     /* [cut.n + 1], NULL without cut */
+} case_answer;
+
+bool case_solve(const case_row *row, int threads, case_answer *out);
+void case_answer_free(case_answer *answer);
+
+/* seen[total_kv]: 1 where a row of the key's own request sees it (by token of the request, not of a shared source). */
+uint8_t *case_seen(const case_row *row);
+
+/* ---- cases_ways.c ---- */
+
+enum { CASE_TABLE_CSR, CASE_TABLE_2D, CASE_TABLES };
+enum { CASE_BASE_E, CASE_BASE_2, CASE_BASES };
+enum { CASE_MASK_OWN, CASE_MASK_BITS, CASE_MASKS };
+enum { CASE_POISON_NAN, CASE_POISON_INF, CASE_POISON_BIG, CASE_POISONS };
+enum { CASE_PADS = 4 };
+extern const char *const case_table_names[CASE_TABLES], *const case_base_names[CASE_BASES];
+extern const char *const case_mask_names[CASE_MASKS], *const case_poison_names[CASE_POISONS];
+extern const int64_t case_pad_ids[CASE_PADS];
+
+enum {
+    CASE_AXIS_MEM, CASE_AXIS_PAGE, CASE_AXIS_SPLITS, CASE_AXIS_LAYOUT, CASE_AXIS_VIEW, CASE_AXIS_PLACE,
+    CASE_AXIS_LSE, CASE_AXIS_TABLE, CASE_AXIS_BASE, CASE_AXIS_MASK, CASE_AXIS_POISON, CASE_AXIS_PAD,
+    CASE_AXIS_INVARIANT, CASE_AXES
+};
+extern const char *const case_axis_names[CASE_AXES];
+
+/* One way to run a row. A value that the other axes make void (the page of a ragged way) is -1. */
+typedef struct case_way {
+    int dtype;
+    int axis[CASE_AXES];                /* MEM.. CASE_ values; PAGE: tokens; SPLITS: parts; PAD: index; INVARIANT: 0/1 */
+} case_way;
+
+typedef struct case_ways {
+    case_way *at;
+    int n;
+} case_ways;
+
+/* The ways of a row for one element type: the full product, or turns through the axes that start at a place
+ * of `turn`'s choosing. Void values are merged. Free with case_ways_free. False: no memory. */
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, case_ways *out);
+void case_ways_free(case_ways *ways);
+
+/* "f16 paged page=16 splits=8 nhd ..." for people. */
+void case_way_print(const case_way *way, char *out, size_t size);
+
+/* Can the masks of this row be given both in the engine's own words and as dense bits? */
+bool case_has_mask(const case_row *row);
+
+#endif
