@@ -348,6 +348,10 @@ static bool read_set(parser *p, const char *text, case_sets *out)
 
     if (!rest)
         return fail(p, "no memory");
+    if (!strcmp(text, "none")) {
+        *out = (case_sets){ 0 };
+        return true;
+    }
     for (int i = 0; i < 4; i++)
         if (!(part[i] = next_item(&rest)))
             return fail(p, "'%s' is not T,H,D,C", text);
@@ -438,7 +442,7 @@ static bool read_fault(parser *p, const char *text, case_row *row)
 
 /* What finish() needs besides the row: which keys were given. */
 typedef struct given {
-    bool q, kv, hq, hk, dk, dv, sm_scale, mem, tokens, states, page, layout;
+    bool q, kv, hq, hk, dk, dv, sm_scale, tokens, states;
     share_list share;
 } given;
 
@@ -449,7 +453,7 @@ static bool set_text(parser *p, const char *value, char **out)
 }
 
 typedef enum kind {
-    K_TEXT, K_BOOL, K_INT, K_INT64, K_NUM, K_FINITE, K_INTS, K_RANGES, K_DIGITS, K_DATA, K_SET,
+    K_TEXT, K_BOOL, K_INT, K_INT64, K_FINITE, K_INTS, K_RANGES, K_DIGITS, K_DATA, K_SET,
     K_DTYPE, K_MEM, K_LAYOUT, K_PLACE, K_VIEW, K_LSE, K_SAME, K_KV
 } kind;
 
@@ -504,9 +508,9 @@ static const key_spec keys[] = {
     { "kv_dtype", K_KV, AT(kv_dtype), 0, 0, 0 },
     { "k_scale", K_FINITE, AT(k_scale), 0, 0, 0 },
     { "v_scale", K_FINITE, AT(v_scale), 0, 0, 0 },
-    { "mem", K_MEM, AT(mem), 0, 0, SEEN(mem) },
-    { "page", K_INTS, AT(page), 1, INT32_MAX, SEEN(page) },
-    { "layout", K_LAYOUT, AT(layout), 0, 0, SEEN(layout) },
+    { "mem", K_MEM, AT(mem), 0, 0, 0 },
+    { "page", K_INTS, AT(page), 1, INT32_MAX, 0 },
+    { "layout", K_LAYOUT, AT(layout), 0, 0, 0 },
     { "placement", K_PLACE, AT(placement), 0, 0, 0 },
     { "pages", K_INTS, AT(pages), 0, INT32_MAX, 0 },
     { "first_page", K_INT64, AT(first_page), 0, INT32_MAX, 0 },
@@ -519,7 +523,6 @@ static const key_spec keys[] = {
     { "repeat", K_INT, AT(repeat), 1, INT32_MAX, 0 },
     { "check", K_INT, AT(check), 0, INT32_MAX, 0 },
     { "same_bits", K_SAME, AT(same_bits), 0, 0, 0 },
-    { "ulp", K_INT, AT(ulp), 0, INT32_MAX, 0 },
     { "poison_left", K_BOOL, AT(poison_left), 0, 0, 0 },
     { "heavy", K_BOOL, AT(heavy), 0, 0, 0 },
     { "cut", K_INTS, AT(cut), 0, INT32_MAX, 0 },
@@ -536,7 +539,6 @@ static bool read_value(parser *p, const key_spec *k, const char *v, void *to)
     case K_BOOL: return read_bool(p, v, to);
     case K_INT: return read_int(p, v, (int)k->lo, (int)k->hi, to);
     case K_INT64: return read_int64(p, v, k->lo, k->hi, to);
-    case K_NUM: return read_num(p, v, to);
     case K_FINITE: return read_finite(p, v, to);
     case K_INTS: return read_ints(p, v, k->lo, k->hi, to);
     case K_RANGES: return read_ranges(p, v, to);
@@ -576,6 +578,9 @@ static int set_special(parser *p, const char *key, const char *v, given *g)
         ok = read_share(p, v, &g->share);
     } else if (!strcmp(key, "splits")) {
         ok = read_splits(p, v, &row->splits);
+    } else if (!strcmp(key, "ulp")) {
+        row->ulp = -1;
+        ok = !strcmp(v, "none") || read_int(p, v, 0, INT32_MAX, &row->ulp);
     } else if (!strcmp(key, "pad_id")) {
         ok = row->has_pad_id = read_int64(p, v, INT32_MIN, INT32_MAX, &row->pad_id);
     } else if (!strcmp(key, "fault")) {
@@ -744,13 +749,9 @@ static bool finish_masks(parser *p, const case_row *row)
     return finish_bits(p, row) && finish_blocks(p, row);
 }
 
-static bool finish_pages(parser *p, case_row *row, const given *g)
+static bool finish_pages(parser *p, case_row *row)
 {
-    const bool paged = row->share || row->pages.n || row->first_page >= 0;
-
-    if (paged && g->mem && row->mem != 1u << CASE_MEM_PAGED)
-        return fail(p, "share, pages and first_page go with mem=paged");
-    if (paged)
+    if (row->share || row->pages.n || row->first_page >= 0)
         row->mem = 1u << CASE_MEM_PAGED;
     if (!row->page.n || !row->splits.n)
         return fail(p, "page and splits may not be empty");
@@ -760,22 +761,6 @@ static bool finish_pages(parser *p, case_row *row, const given *g)
         if ((row->kv.at[0] + row->page.at[i] - 1) / row->page.at[i] != row->pages.n)
             return fail(p, "%lld pages of %d tokens for %d keys", (long long)row->pages.n, row->page.at[i],
                         row->kv.at[0]);
-    return true;
-}
-
-static bool finish_storage(parser *p, const case_row *row)
-{
-    const unsigned one_head = 7u << CASE_VIEW_HS0;
-    const unsigned halves = 1u << CASE_VIEW_KVPAGE | 1u << CASE_VIEW_KVTOKEN | 1u << CASE_VIEW_MIXED;
-
-    if ((row->view & one_head) && row->hk != 1)
-        return fail(p, "hs0, hs1 and hsbig need hk=1");
-    if (row->mla && (row->view & halves))
-        return fail(p, "kvpage, kvtoken and mixed need a V beside K, mla has none");
-    if (row->kv_dtype == CASE_KV_FP4G16 && (row->dk % 16 || row->dv % 16))
-        return fail(p, "fp4g16 needs widths that 16 divides");
-    if (row->poison_left && row->window_left < 0)
-        return fail(p, "poison_left needs window_left");
     return true;
 }
 
@@ -829,7 +814,7 @@ static bool fill_row(parser *p, case_row *row)
     if (row->merge)
         return finish_merge(p, row, &g);
     return finish_requests(p, row, &g) && finish_heads(p, row, &g) && finish_share(p, row, &g)
-        && finish_masks(p, row) && finish_pages(p, row, &g) && finish_storage(p, row) && finish_cut(p, row);
+        && finish_masks(p, row) && finish_pages(p, row) && finish_cut(p, row);
 }
 
 static bool add_pair(parser *p, case_row *row, const char *key, const char *value, int line)
