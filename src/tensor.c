@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tensor.c -- checks of tensors and index arrays. Every refusal names the field, what was given and what was expected. */
+#include "tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static fv_status wrong_dtype(const fv_tensor *t, const char *field, fv__dtype expected, fv_error *err)
+{
+    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s has element type %s; the problem says %s", field, t->dtype,
+                    fv__dtypes[expected].name);
+}
+
+/* Strides that kernels can use: the last axis dense; whole bytes between the starts of rows. */
+static fv_status check_strides(const fv_tensor *t, const char *field, fv__dtype dtype, fv_error *err)
+{
+    const int last = t->ndim - 1;
+    if (t->shape[last] > 1 && t->stride[last] != 1)
+        return fv__fail(err, FV_E_INVALID, field, t->stride[last], 1, "the last axis of %s has stride %lld; it must be contiguous (1)", field,
+                        (long long)t->stride[last]);
+    for (int i = 0; i < last; i++)
+        if (fv__dtypes[dtype].bits < 8 && t->shape[i] > 1 && t->stride[i] % 2)
+            return fv__fail(err, FV_E_INVALID, field, t->stride[i], 2,
+                            "axis %d of %s has stride %lld; with 4-bit elements strides must be even (two elements a byte)", i, field,
+                            (long long)t->stride[i]);
+    return FV_OK;
+}
+
+static fv_status check_shape(const fv_tensor *t, const char *field, int ndim, const int64_t *shape, fv_error *err)
+{
+    if (t->ndim != ndim)
+        return fv__fail(err, FV_E_INVALID, field, t->ndim, ndim, "%s has %d axes; expected %d", field, t->ndim, ndim);
+    for (int i = 0; i < ndim; i++) {
+        if (t->shape[i] < 0)
+            return fv__fail(err, FV_E_INVALID, field, t->shape[i], 0, "axis %d of %s has the negative extent %lld", i, field,
+                            (long long)t->shape[i]);
+        if (shape[i] != FV__ANY && t->shape[i] != shape[i])
+            return fv__fail(err, FV_E_INVALID, field, t->shape[i], shape[i], "axis %d of %s has extent %lld; expected %lld", i, field,
+                            (long long)t->shape[i], (long long)shape[i]);
+    }
+    return FV_OK;
+}
+
+fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype, int ndim, const int64_t *shape, fv__view *out,
+                          fv_error *err)
+{
+    if (t->reserved)
+        return fv__fail(err, FV_E_INVALID, field, t->reserved, 0, "the reserved word of %s must be 0", field);
+    if (!t->data)
+        return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is missing (data is NULL)", field);
+    if (t->dtype && strcmp(t->dtype, fv__dtypes[dtype].name) != 0) return wrong_dtype(t, field, dtype, err);
+    FV_TRY(check_shape(t, field, ndim, shape, err));
+    FV_TRY(check_strides(t, field, dtype, err));
+
+    *out = (fv__view){ .data = t->data, .extent = t->shape[0], .dtype = dtype, .width = (int32_t)t->shape[ndim - 1] };
+    for (int i = 0; i < ndim - 1; i++) out->stride[i] = t->shape[i] > 1 ? t->stride[i] : 0;
+    return FV_OK;
+}
+
+fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, bool exact, bool host, fv_error *err)
+{
+    if (x->type != FV_INDEX_I32 && x->type != FV_INDEX_I64)
+        return fv__fail(err, FV_E_INVALID, field, x->type, FV_INDEX_I64, "%s is missing, or its type %d is neither FV_INDEX_I32 nor FV_INDEX_I64",
+                        field, (int)x->type);
+    if (x->reserved) return fv__fail(err, FV_E_INVALID, field, x->reserved, 0, "the reserved word of %s must be 0", field);
+    if (x->stride < 1)
+        return fv__fail(err, FV_E_INVALID, field, x->stride, 1, "%s has stride %lld; entries lie 1 or more apart", field, (long long)x->stride);
+    if (x->count < count || (exact && x->count != count))
+        return fv__fail(err, FV_E_INVALID, field, x->count, count, "%s has %lld entries; expected %s%lld", field, (long long)x->count,
+                        exact ? "" : "at least ", (long long)count);
+    if (host && !x->host && count > 0)
+        return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s has no host pointer; this call reads it on the host", field);
+    return FV_OK;
+}
