@@ -239,9 +239,15 @@ void case_answer_free(case_answer *answer);
 /* seen[total_kv]: 1 where a row of the key's own request sees it (by token of the request, not of a shared source). */
 uint8_t *case_seen(const case_row *row);
 
-/* ---- cases_ways.c ---- */
+/* ---- cases_ways.c: a row spread over its axes ---- */
 
-enum { CASE_TABLE_CSR, CASE_TABLE_2D, CASE_TABLES };
+/* Paged: CSR with lengths and a spare entry per request; CSR with last-page lengths, i64, every second entry of a
+ * longer array; 2-D; 2-D whose rows are named by table_rows. Ragged: offsets alone; offsets with room behind each
+ * request, and lengths. */
+enum {
+    CASE_TABLE_CSR, CASE_TABLE_CSR_LAST, CASE_TABLE_2D, CASE_TABLE_2D_ROWS, CASE_TABLE_TIGHT, CASE_TABLE_SLACK,
+    CASE_TABLES
+};
 enum { CASE_BASE_E, CASE_BASE_2, CASE_BASES };
 enum { CASE_MASK_OWN, CASE_MASK_BITS, CASE_MASKS };
 enum { CASE_POISON_NAN, CASE_POISON_INF, CASE_POISON_BIG, CASE_POISONS };
@@ -250,33 +256,45 @@ extern const char *const case_table_names[CASE_TABLES], *const case_base_names[C
 extern const char *const case_mask_names[CASE_MASKS], *const case_poison_names[CASE_POISONS];
 extern const int64_t case_pad_ids[CASE_PADS];
 
+/* ROOM: a plan's maxima are exactly those of the batch, or larger. */
 enum {
-    CASE_AXIS_MEM, CASE_AXIS_PAGE, CASE_AXIS_SPLITS, CASE_AXIS_LAYOUT, CASE_AXIS_VIEW, CASE_AXIS_PLACE,
-    CASE_AXIS_LSE, CASE_AXIS_TABLE, CASE_AXIS_BASE, CASE_AXIS_MASK, CASE_AXIS_POISON, CASE_AXIS_PAD,
-    CASE_AXIS_INVARIANT, CASE_AXES
+    CASE_AXIS_MEM, CASE_AXIS_VIEW, CASE_AXIS_LAYOUT, CASE_AXIS_PAGE, CASE_AXIS_SPLITS, CASE_AXIS_PLACE,
+    CASE_AXIS_TABLE, CASE_AXIS_PAD, CASE_AXIS_LSE, CASE_AXIS_BASE, CASE_AXIS_MASK, CASE_AXIS_POISON,
+    CASE_AXIS_INVARIANT, CASE_AXIS_ROOM, CASE_AXES
 };
 extern const char *const case_axis_names[CASE_AXES];
 
-/* One way to run a row. A value that the other axes make void (the page of a ragged way) is -1. */
+enum { CASE_VOID = -1 };                /* the value of an axis that the other values leave without meaning */
+
+/* One way to run a row. Values: CASE_ constants; PAGE and SPLITS: the number itself (CASE_SPLITS_AUTO); PAD: an
+ * index of case_pad_ids, or CASE_PADS for the row's own; INVARIANT and ROOM: 0 or 1. */
 typedef struct case_way {
     int dtype;
-    int axis[CASE_AXES];                /* MEM.. CASE_ values; PAGE: tokens; SPLITS: parts; PAD: index; INVARIANT: 0/1 */
+    int axis[CASE_AXES];
 } case_way;
 
 typedef struct case_ways {
     case_way *at;
     int n;
+    int room;
 } case_ways;
 
-/* The ways of a row for one element type: the full product, or turns through the axes that start at a place
- * of `turn`'s choosing. Void values are merged. Free with case_ways_free. False: no memory. */
-bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, case_ways *out);
+/* The ways of a row for one element type. full: the product. Else turns are taken through the axes until every
+ * value of each axis and every (page, splits) pair has occurred; `turn` says where they start; a heavy row gets
+ * `heavy` ways. Free with case_ways_free. False: no memory. */
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int heavy, case_ways *out);
 void case_ways_free(case_ways *ways);
+
+/* A value that the row names but that no way of this type can have; `why` gets the reason. Call with *axis = *value =
+ * -1 first, then with what the last call left; false: there is no more. */
+bool case_next_void(const case_row *row, int dtype, int *axis, int *value, char *why, size_t size);
 
 /* "f16 paged page=16 splits=8 nhd ..." for people. */
 void case_way_print(const case_way *way, char *out, size_t size);
 
-/* Can the masks of this row be given both in the engine's own words and as dense bits? */
+/* Does anything but the number of keys decide what a row sees? Then dense bits can say it too. */
 bool case_has_mask(const case_row *row);
+
+int64_t case_pad_id(const case_row *row, const case_way *way);
 
 #endif
