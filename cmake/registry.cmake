@@ -1,44 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-# Reads the folders in which ONE FILE = ONE THING and writes the lists that the sources include:
-#   gen/dtypes.inc    FV_DTYPE(name)      from src/dtypes/*.h
-#   gen/variants.inc  FV_VARIANT(name)    from src/variants/*.h, and FV_VARIANT_HOOK(name, HOOK) for each hook in gen/variant_hooks.inc
-#   gen/isas.inc      FV_ISA(name)        from src/cpu/isa/*.h that fit the target's architecture
-# and compiles every src/cpu/*_tmpl.c once per level (FV_ISA_SOURCES), with the flags of its ` * cflags:` line.
-# Files are rewritten only when they change.
+# Reads the folders in which ONE FILE = ONE THING and writes what the sources include:
+#   gen/dtypes.inc            FV_DTYPE(name)              src/dtypes/*.h
+#   gen/variants.inc          FV_VARIANT(name)            src/variants/*.h
+#   gen/variant_hooks.inc     FV_VARIANT_HOOK(name, HOOK) each hook that a variant's text has
+#   gen/variant_texts.inc     fv__text_NAME[]             their texts
+#   gen/isas.inc              FV_ISA(name)                src/cpu/isa/*.h that fit the target's architecture
+#   gen/cpu_kernels.inc       FV_CPU_KERNEL(name)         src/cpu/kernels/*.c, likewise
+#   gen/cuda_kernels.inc      FV_CUDA_KERNEL(name)        src/cuda/kernels/*.cu
+#   gen/{cuda,cpu}_texts.inc  arrays, and gen/{cuda,cpu}_table.inc: { "file name", array }, lines
+# Every src/cpu/*_tmpl.c is compiled once per level, with the flags of the level's ` * cflags:` line (FV_ISA_SOURCES). A kernel
+# file has the same two lines. A file that is added, changed or removed runs this again; what it writes changes only if its
+# text does, and what it no longer writes is deleted.
 set(FV_GEN ${CMAKE_BINARY_DIR}/gen)
 file(MAKE_DIRECTORY ${FV_GEN})
+set(FV_GEN_WRITTEN "")
 
-function(fv_write path text)
+function(fv_write name text)
   set(old "")
-  if(EXISTS ${path})
-    file(READ ${path} old)
+  if(EXISTS ${FV_GEN}/${name})
+    file(READ ${FV_GEN}/${name} old)
   endif()
-  if(NOT old STREQUAL text)
-    file(WRITE ${path} "${text}")
+  if(NOT EXISTS ${FV_GEN}/${name} OR NOT old STREQUAL text)
+    file(WRITE ${FV_GEN}/${name} "${text}")
   endif()
+  set(FV_GEN_WRITTEN ${FV_GEN_WRITTEN} ${FV_GEN}/${name} PARENT_SCOPE)
 endfunction()
 
-function(fv_list folder macro out)
-  file(GLOB files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${folder}/*.h)
-  list(SORT files)
+# Files that match, sorted; they are watched for changes.
+macro(fv_glob out)
+  file(GLOB ${out} CONFIGURE_DEPENDS ${ARGN})
+  list(SORT ${out})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${${out}})
+endmacro()
+
+# `MACRO(name)` lines.
+function(fv_names out macro)
   set(text "")
-  foreach(file ${files})
+  foreach(file ${ARGN})
     get_filename_component(name ${file} NAME_WE)
     string(APPEND text "${macro}(${name})\n")
   endforeach()
-  fv_write(${FV_GEN}/${out} "${text}")
+  set(${out} "${text}" PARENT_SCOPE)
 endfunction()
 
-fv_list(dtypes FV_DTYPE dtypes.inc)
-fv_list(variants FV_VARIANT variants.inc)
+# A file's bytes as a C array, 0 at the end.
+function(fv_array out file array)
+  file(READ ${file} hex HEX)
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
+  set(${out} "static const char ${array}[] = {${bytes}0};\n" PARENT_SCOPE)
+endfunction()
 
-# Variant texts, embedded; and their hooks.
-file(GLOB variant_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/variants/*.h)
-list(SORT variant_files)
+# gen/KIND_texts.inc and gen/KIND_table.inc; files are known by their name.
+function(fv_embed kind)
+  set(texts "/* generated from src/${kind} */\n")
+  set(table "")
+  foreach(file ${ARGN})
+    get_filename_component(name ${file} NAME)
+    string(MAKE_C_IDENTIFIER ${name} id)
+    fv_array(array ${file} fv__${kind}_text_${id})
+    string(APPEND texts "${array}")
+    string(APPEND table "    { \"${name}\", fv__${kind}_text_${id} },\n")
+  endforeach()
+  fv_write(${kind}_texts.inc "${texts}")
+  fv_write(${kind}_table.inc "${table}")
+  set(FV_GEN_WRITTEN ${FV_GEN_WRITTEN} PARENT_SCOPE)
+endfunction()
+
+# The ` * arch:` and ` * cflags:` lines of a file: sets `fits` and `flags`.
+function(fv_arch file)
+  file(STRINGS ${file} arch REGEX "^ \\* arch:")
+  file(STRINGS ${file} flags REGEX "^ \\* cflags:")
+  string(REGEX REPLACE "^ \\* arch: *([^ ]*) *$" "\\1" arch "${arch}")
+  string(REGEX REPLACE "^ \\* cflags: *" "" flags "${flags}")
+  string(STRIP "${flags}" flags)
+  if(arch STREQUAL "any" OR CMAKE_SYSTEM_PROCESSOR MATCHES "^(${arch})$")
+    set(fits TRUE PARENT_SCOPE)
+  else()
+    set(fits FALSE PARENT_SCOPE)
+  endif()
+  set(flags "${flags}" PARENT_SCOPE)
+endfunction()
+
+# Element types and variants.
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/dtypes/*.h)
+fv_names(text FV_DTYPE ${files})
+fv_write(dtypes.inc "${text}")
+
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/variants/*.h)
+fv_names(text FV_VARIANT ${files})
+fv_write(variants.inc "${text}")
 set(hooks "")
 set(texts "/* generated from src/variants */\n")
-foreach(file ${variant_files})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+foreach(file ${files})
   get_filename_component(name ${file} NAME_WE)
   file(READ ${file} text)
   foreach(hook SCORE VISIBLE SINK QUERY KEY VALUE OUTPUT WEIGHT KEY_SUM)
@@ -46,56 +99,64 @@ foreach(file ${variant_files})
       string(APPEND hooks "FV_VARIANT_HOOK(${name}, ${hook})\n")
     endif()
   endforeach()
-  file(READ ${file} hex HEX)
-  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-  string(APPEND texts "static const char fv__text_${name}[] = {${bytes}0};\n")
+  fv_array(array ${file} fv__text_${name})
+  string(APPEND texts "${array}")
 endforeach()
-fv_write(${FV_GEN}/variant_hooks.inc "${hooks}")
-fv_write(${FV_GEN}/variant_texts.inc "${texts}")
+fv_write(variant_hooks.inc "${hooks}")
+fv_write(variant_texts.inc "${texts}")
 
-# CUDA kernel texts and device headers, embedded: gen/cuda_texts.inc holds FV_CUDA_TEXT(name, array) data and a list.
-file(GLOB cuda_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cuda/kernels/*.cu ${CMAKE_SOURCE_DIR}/src/cuda/*.cuh)
-list(SORT cuda_files)
-set(texts "/* generated from src/cuda */\n")
-set(table "")
-foreach(file ${cuda_files})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
-  get_filename_component(name ${file} NAME)
-  string(MAKE_C_IDENTIFIER ${name} id)
-  file(READ ${file} hex HEX)
-  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-  string(APPEND texts "static const char fv__cuda_text_${id}[] = {${bytes}0};\n")
-  string(APPEND table "    { \"${name}\", fv__cuda_text_${id} },\n")
-endforeach()
-fv_write(${FV_GEN}/cuda_texts.inc "${texts}")
-fv_write(${FV_GEN}/cuda_table.inc "${table}")
+# Texts for the run-time compilers.
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/cuda/kernels/*.cu ${CMAKE_SOURCE_DIR}/src/cuda/*.cuh)
+fv_embed(cuda ${files})
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/cpu/*.h ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
+fv_embed(cpu ${files})
 
-# CPU levels.
-file(GLOB isa_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
-file(GLOB template_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c)
-list(SORT isa_files)
+# CPU levels: one unit per template and level.
+fv_glob(isa_files ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
+fv_glob(template_files ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c)
 set(isas "")
 set(FV_ISA_SOURCES "")
-set(FV_GEN_SOURCES "")
 foreach(file ${isa_files})
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
   get_filename_component(isa ${file} NAME_WE)
-  file(STRINGS ${file} arch_line REGEX "^ \\* arch:")
-  file(STRINGS ${file} flags_line REGEX "^ \\* cflags:")
-  string(REGEX REPLACE "^ \\* arch:[ ]*" "" arch "${arch_line}")
-  string(REGEX REPLACE "^ \\* cflags:[ ]*" "" flags "${flags_line}")
-  string(STRIP "${arch}" arch)
-  string(STRIP "${flags}" flags)
-  if(NOT (arch STREQUAL "any" OR CMAKE_SYSTEM_PROCESSOR MATCHES "^(${arch})$"))
+  fv_arch(${file})
+  if(NOT fits)
     continue()
   endif()
   string(APPEND isas "FV_ISA(${isa})\n")
   foreach(template ${template_files})
     get_filename_component(base ${template} NAME_WE)
-    set(unit ${FV_GEN}/${base}_${isa}.c)
-    fv_write(${unit} "#define FV_ISA_NAME ${isa}\n#define FV_ISA_HEADER \"cpu/isa/${isa}.h\"\n#include \"cpu/${base}.c\"\n")
-    set_source_files_properties(${unit} PROPERTIES COMPILE_FLAGS "${flags}" OBJECT_DEPENDS "${template};${file}")
-    list(APPEND FV_ISA_SOURCES ${unit})
+    fv_write(${base}_${isa}.c
+             "#define FV_ISA_NAME ${isa}\n#define FV_ISA_HEADER \"cpu/isa/${isa}.h\"\n#include \"cpu/${base}.c\"\n")
+    set_source_files_properties(${FV_GEN}/${base}_${isa}.c PROPERTIES COMPILE_FLAGS "${flags}")
+    list(APPEND FV_ISA_SOURCES ${FV_GEN}/${base}_${isa}.c)
   endforeach()
 endforeach()
-fv_write(${FV_GEN}/isas.inc "${isas}")
+fv_write(isas.inc "${isas}")
+
+# Hand-written kernels. A .cu file's host half is C, its device half is text.
+set(kernels "")
+set(FV_KERNEL_SOURCES "")
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/cpu/kernels/*.c)
+foreach(file ${files})
+  get_filename_component(name ${file} NAME_WE)
+  fv_arch(${file})
+  if(fits)
+    string(APPEND kernels "FV_CPU_KERNEL(${name})\n")
+    set_source_files_properties(${file} PROPERTIES COMPILE_FLAGS "${flags}")
+    list(APPEND FV_KERNEL_SOURCES ${file})
+  endif()
+endforeach()
+fv_write(cpu_kernels.inc "${kernels}")
+
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/cuda/kernels/*.cu)
+fv_names(text FV_CUDA_KERNEL ${files})
+fv_write(cuda_kernels.inc "${text}")
+set_source_files_properties(${files} PROPERTIES LANGUAGE C COMPILE_FLAGS "-x c")
+list(APPEND FV_KERNEL_SOURCES ${files})
+
+# What an earlier run left and this one did not write.
+file(GLOB stale ${FV_GEN}/*)
+list(REMOVE_ITEM stale ${FV_GEN_WRITTEN})
+if(stale)
+  file(REMOVE ${stale})
+endif()
