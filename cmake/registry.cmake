@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Reads the folders in which ONE FILE = ONE THING and writes what the sources include:
 #   gen/dtypes.inc            FV_DTYPE(name)              src/dtypes/*.h
+#   gen/dtype_files.inc       #include "dtypes/NAME.h"    the same files
 #   gen/variants.inc          FV_VARIANT(name)            src/variants/*.h
 #   gen/variant_hooks.inc     FV_VARIANT_HOOK(name, HOOK) each hook that a variant's text has
 #   gen/variant_texts.inc     fv__text_NAME[]             their texts
@@ -85,6 +86,12 @@ endfunction()
 fv_glob(files ${CMAKE_SOURCE_DIR}/src/dtypes/*.h)
 fv_names(text FV_DTYPE ${files})
 fv_write(dtypes.inc "${text}")
+set(text "")
+foreach(file ${files})
+  get_filename_component(name ${file} NAME)
+  string(APPEND text "#include \"dtypes/${name}\"\n")
+endforeach()
+fv_write(dtype_files.inc "${text}")
 
 fv_glob(files ${CMAKE_SOURCE_DIR}/src/variants/*.h)
 fv_names(text FV_VARIANT ${files})
