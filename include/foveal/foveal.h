@@ -151,8 +151,11 @@ typedef struct fv_open_desc {
 
 /* Opens a context on one device. Blocks: may start threads, load the driver. The caller's current CUDA device stays as it is.
  * On success *ctx is the caller's, to be closed by fv_close. FV_E_DEVICE: the device does not exist (the text says what was looked for). */
-#define fv_open(desc, ctx, err) fv_open_abi(FV_ABI_VERSION, (desc), (ctx), (err))
 FV_API fv_status fv_open_abi(uint32_t abi_version, const fv_open_desc *desc, fv_ctx **ctx, fv_error *err);
+static inline fv_status fv_open(const fv_open_desc *desc, fv_ctx **ctx, fv_error *err)
+{
+    return fv_open_abi(FV_ABI_VERSION, desc, ctx, err);         /* inline: passes the version that the caller was built with */
+}
 
 /* Closes *ctx and sets it to NULL; NULL is fine. Plans, caches and variants of the context must be destroyed first:
  * FV_E_BUSY otherwise, and nothing happens. Blocks until threads have ended. */
