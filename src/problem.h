@@ -35,8 +35,15 @@ typedef struct fv__bind_shape {         /* what arrays are checked against */
 fv_status fv__problem_bind(fv__problem *problem, fv__binding when, const char *where, const fv_arg *args, int num_args,
                            const char *const *others, int num_others, const fv__bind_shape *shape, fv_error *err);
 
+/* The parts of fv__problem_init: defaults of one variant's parameters, and the arguments that the problem itself gives it. */
+void fv__use_defaults(fv__use *use);
+fv_status fv__use_bind(fv__problem *problem, int use, const char *where, const fv_arg *args, int num_args, fv_error *err);
+
 /* Every parameter due at `when` or before has a value: else refused by name. */
 fv_status fv__problem_bound(const fv__problem *problem, fv__binding when, fv_error *err);
+
+/* The values of range lists, where they lie on the host: offsets within the list, ranges ascending. Kernels and planner rely on it. */
+fv_status fv__problem_check_ranges(const fv__problem *problem, int64_t num_requests, fv_error *err);
 
 /* The larger of these is what a batch's bits need: `request` rows x keys, from a byte border. */
 bool fv__problem_has_bits(const fv__problem *problem);

@@ -1,30 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status.c -- names of statuses, and the one way in which a call fails. */
+/* status.c -- the one way in which a call fails. */
 #include "status.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-const char *fv_status_name(fv_status status)
-{
-    switch (status) {
-#define NAME(name, number, text) case FV_##name: return "FV_" #name;
-        FV_STATUS_MAP(NAME)
-#undef NAME
-    }
-    return "FV_E_UNKNOWN";
-}
-
-const char *fv_status_text(fv_status status)
-{
-    switch (status) {
-#define TEXT(name, number, text) case FV_##name: return text;
-        FV_STATUS_MAP(TEXT)
-#undef TEXT
-    }
-    return "unknown status";
-}
 
 static void fill(fv_error *err, fv_status status, const char *field, int64_t request, int64_t value, int64_t limit)
 {

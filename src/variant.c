@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* variant.c -- the built-in variants: the texts of src/variants/, which the build embeds, parsed once when they are first asked for;
+ * and those that users make from texts of the same form. */
+#include "variant.h"
+#include "cpu/cpu.h"
+#include "ctx.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "variant_texts.inc"
+
+enum {
+#define FV_VARIANT(name) BUILTIN_##name,
+#include "variants.inc"
+#undef FV_VARIANT
+    NUM_BUILTINS
+};
+
+/* The hooks of built-in i for the level `isa`; NULL: no such level. (Unused in a build without variants.) */
+static __attribute__((unused)) const fv__cpu_hooks *hooks_of(int i, const char *isa)
+{
+    for (int level = 0; level < fv__cpu_isa_count(); level++) {
+        const fv__cpu_isa *at = fv__cpu_isa_at(level);
+        if (!strcmp(at->name, isa)) return &at->hooks[i];
+    }
+    return NULL;
+}
+
+#define FV_VARIANT(name) \
+    static const fv__cpu_hooks *hooks_##name(const char *isa) { return hooks_of(BUILTIN_##name, isa); }
+#include "variants.inc"
+#undef FV_VARIANT
+
+static fv_variant builtins[NUM_BUILTINS + 1] = {
+#define FV_VARIANT(name) { .meta = { .name = #name }, .text = fv__text_##name, .cpu_hooks = hooks_##name },
+#include "variants.inc"
+#undef FV_VARIANT
+};
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* A text that the parser refuses leaves a variant without parameters and hooks; test_variant parses them all. */
+static void parse_builtins(void)
+{
+    for (int i = 0; i < NUM_BUILTINS; i++) {
+        fv__variant_meta meta;
+        if (fv__variant_parse(builtins[i].meta.name, builtins[i].text, &meta, NULL) == FV_OK) builtins[i].meta = meta;
+    }
+}
+
+int fv__variant_count(void)
+{
+    return NUM_BUILTINS;
+}
+
+const fv_variant *fv__variant_builtin(int i)
+{
+    pthread_once(&once, parse_builtins);
+    return &builtins[i];
+}
+
+const fv_variant *fv__variant_find(const char *name)
+{
+    for (int i = 0; name && i < NUM_BUILTINS; i++)
+        if (!strcmp(name, builtins[i].meta.name)) return fv__variant_builtin(i);
+    return NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------- users' variants */
+
+/* One block: the variant, then its text. */
+static size_t bytes_of(const char *text)
+{
+    return sizeof(fv_variant) + strlen(text) + 1;
+}
+
+fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant, fv_error *err)
+{
+    if (!ctx) return fv__fail(err, FV_E_INVALID, "ctx", 0, 0, "ctx is NULL");
+    if (!variant) return fv__fail(err, FV_E_INVALID, "variant", 0, 0, "variant is NULL: there is no place for the result");
+    fv__variant_meta meta;
+    FV_TRY(fv__variant_parse(name, text, &meta, err));
+    if (fv__variant_find(name))
+        return fv__fail(err, FV_E_INVALID, "name", 0, 0, "\"%s\" is the name of a built-in variant; choose another", name);
+    fv_variant *made = fv__ctx_alloc(ctx, bytes_of(text));
+    if (!made) return fv__fail(err, FV_E_NO_MEMORY, "text", (int64_t)bytes_of(text), 0, "no memory for variant %s", name);
+    char *copy = (char *)(made + 1);
+    memcpy(copy, text, strlen(text) + 1);
+    *made = (fv_variant){ .meta = meta, .text = copy, .ctx = ctx };
+    __atomic_add_fetch(&ctx->users, 1, __ATOMIC_SEQ_CST);
+    *variant = made;
+    return FV_OK;
+}
+
+fv_status fv_variant_destroy(fv_variant **variant)
+{
+    if (!variant || !*variant) return FV_OK;
+    fv_variant *old = *variant;
+    fv_ctx *ctx = old->ctx;
+    if (!ctx) return FV_E_INVALID;                      /* a built-in is nobody's to destroy */
+    if (__atomic_load_n(&old->users, __ATOMIC_SEQ_CST)) return FV_E_BUSY;
+    fv__ctx_free(ctx, old, bytes_of(old->text));
+    __atomic_sub_fetch(&ctx->users, 1, __ATOMIC_SEQ_CST);
+    *variant = NULL;
+    return FV_OK;
+}
