@@ -5,6 +5,16 @@
 
 #include "../run.h"
 
+/* Tells the error word: the first fault is described, all are counted. */
+static inline void fv__fault_add(fv__faults *faults, fv_fault what, int64_t request, int64_t slot, int64_t value, int64_t count)
+{
+    if (__atomic_fetch_add(&faults->count, count, __ATOMIC_RELAXED)) return;
+    faults->request = (int32_t)request;
+    faults->slot = slot;
+    faults->value = value;
+    __atomic_store_n(&faults->what, (int32_t)what, __ATOMIC_RELEASE);
+}
+
 typedef struct fv__rotary {             /* fv_rope_desc once checked; frequencies are the job's */
     int32_t dim;                        /* rotary_dim; 0: none */
     bool interleaved;
@@ -34,6 +44,7 @@ typedef struct fv__append_job {
     int32_t num_kv_heads, num_q_heads;
     fv__rotary rotary;
     const int64_t *slots;               /* [rows] token slot of each row; -1: skip (made on the host by fv_append, or the caller's) */
+    const int64_t *v_slots;             /* V's, where its pages differ from K's; NULL: the same */
     const int32_t *positions;           /* [rows] to turn by; NULL without rotation */
     const int32_t *requests;            /* [rows] for the error word; NULL */
     int32_t page_size;                  /* 0: ragged */
