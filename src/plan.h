@@ -13,14 +13,17 @@
  *              merges the parts left to right, writes o and lse, and sets the ticket back to 0
  *
  * Invariants (plan_is_valid checks them by number)
- *   (1) every (row, head unit) that lies in a segment is covered by pieces: each visible key of each of its segments exactly once; keys that the
- *       variants' bounds exclude for the whole tile are in no piece
+ *   (1) every (row, head unit) that lies in a segment is covered by pieces: each visible key of each of its segments exactly once; blocks of keys
+ *       that the variants' bounds exclude for the whole tile are in no piece (but for keys before the bound where live lengths may be shorter)
  *   (2) every (row, head unit) of the batch is in at least one piece (rows that see nothing get a piece of 0 keys), so every o and lse is written
- *   (3) a (row, head unit) in exactly one piece has record -1 and no slot (invariant mode: in one piece, however many chunks)
+ *   (3) a piece whose rows are in no other piece has record -1 and no slot (invariant mode: however many chunks). Where some rows of a piece are in
+ *       others too, all of them have records; a record may have one part
  *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
- *   (5) pieces <= row tiles x head units + workers - 1 (invariant mode and given splits: bounds of their own)
- *   (6) longest worker <= 1.1 x total / workers + one block
+ *   (5) pieces <= row tiles x head units + workers - 1; with given splits: row tiles x head units x splits
+ *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, two parts to merge), in the invariant mode + one
+ *       chunk; with given splits pieces are not cut: + the dearest piece
  *   (7) the same input gives the same bytes; costs are 64-bit integers
+ *   (8) every index lies in its array
  *
  * Layout: one blob; head.* are byte offsets from its start; arrays are 16-byte aligned.
  */
@@ -43,7 +46,8 @@ typedef struct fv__segment {            /* 64 bytes */
     int32_t num_keys;
     int32_t first_position;
     int32_t page_positions;             /* first entry in the page position array; -1: positions follow one another */
-    int32_t live;                       /* 1: the request's live length (device) bounds num_keys */
+    int32_t live;                       /* 1: the batch has device lengths, and the request's live one bounds num_keys: keys there are
+                                           live - (first_position - the request's first_position) */
     int32_t level;
     int32_t reserved[2];
 } fv__segment;
@@ -85,9 +89,28 @@ typedef struct fv__plan_head {
     int64_t page_positions;             /* int32 */
     int64_t bits_offsets;               /* int64 [num_requests + 1]; only with FV_BITS parameters */
     int64_t bytes;                      /* of the blob in use */
+    int32_t splits;                     /* given splits, 0: as the balance needs */
+    int32_t row_positions;              /* 1: the batch gives them, the plan does not know them */
+    int32_t has_live_first, reserved;   /* 1: live segments are covered from key 0, though ... */
+    int64_t live_first;                 /* ... no row sees keys before its position + live_first: kernels skip those by the live position */
 } fv__plan_head;
 
 #define FV__PLAN_ARRAY(head, type, field) ((type *)((char *)(head) + (head)->field))
+
+/* The invariant mode counts chunks (and kernels count tiles of FV__KEY_BLOCK keys) from position 0: key j of the segment lies in chunk
+ * (origin + j) / chunk. Where positions do not follow one another, from the segment's first key. Outside of the invariant mode from the first key. */
+static inline int64_t fv__plan_origin(const fv__plan_head *head, const fv__segment *s)
+{
+    return head->invariant && s->page_positions < 0 ? s->first_position : 0;
+}
+
+/* Parts (slots per row) that a piece with a slot gives: one a chunk; a piece without keys gives one, the identity. */
+static inline int32_t fv__plan_parts(const fv__plan_head *head, const fv__segment *s, const fv__piece *p)
+{
+    if (!head->invariant || p->num_keys == 0) return 1;
+    const int64_t first = fv__plan_origin(head, s) + p->key_first;
+    return (int32_t)((first + p->num_keys - 1) / head->chunk - first / head->chunk + 1);
+}
 
 /* ---- what the planner is told ---- */
 
@@ -103,8 +126,8 @@ typedef struct fv__kernel_shape {
     const struct fv__cost_model *cost;
 } fv__kernel_shape;
 
-/* Integer costs, committed per kind of device, never measured at run time (plan_cost.c). A piece of r packed rows over b key blocks costs
- * piece + b * (block + r * block_row) + r * row, and a part in a merge costs `part` per packed row. */
+/* Integer costs, committed per kind of device, never measured at run time (plan_cost.c). A piece of r packed rows over b > 0 key blocks costs
+ * piece + b * (block + r * block_row) + r * row, and a part in a merge costs `part` per packed row. A piece without keys costs nothing. */
 typedef struct fv__cost_model {
     const char *name;
     int64_t piece, block, block_row, row, part;
@@ -162,7 +185,8 @@ typedef struct fv__planner {
 fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch, const fv__bounds *bounds, fv__plan_head *blob,
                         fv__plan_report *report, fv_error *err);
 
-/* The invariants by number; 0: valid, else the number of the first that is broken (reason in words in `why`). For tests and debug builds. */
+/* The invariants by number; 0: valid, else the number of the first that is broken (reason in words in `why`), -1: no memory to tell. bounds NULL, or row
+ * positions or lists that lift bounds given: visibility is not checked. Allocates: for tests and debug builds. */
 int fv__plan_is_valid(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__bounds *bounds, char *why, size_t size);
 
 /* Cost of each worker, from the same model. */
@@ -172,7 +196,8 @@ void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *sh
 size_t fv__plan_describe(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__plan_report *report, bool svg, char *buffer,
                          size_t size);
 
-extern const fv__cost_model fv__cost_cpu;           /* one per kind of device */
+extern const fv__cost_model fv__cost_cpu;           /* one per kind of device: vector units */
+extern const fv__cost_model fv__cost_cpu_amx;       /* matrix tiles for bf16 and int8 */
 extern const fv__cost_model fv__cost_sm80;
 extern const fv__cost_model fv__cost_sm90;
 
