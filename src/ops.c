@@ -252,82 +252,92 @@ fv_status fv_merge(fv_ctx *ctx, const fv_tensor *o_states, const fv_tensor *lse_
 /* -------------------------------------------------------------------------------------------------------- copy pages */
 
 /* Pages of K, then of V: a slice is one token (the second axis) of one of them, for all copies in the order given, so that threads never meet. */
+typedef struct pages {                  /* in bits; data NULL: absent */
+    char *data;
+    int64_t num_pages, page_stride, num_tokens, token_stride;
+    int64_t extent[2], stride[2];       /* axes between the token and the last one */
+    int64_t width;                      /* of the last axis */
+} pages;
+
 typedef struct copy_call {
-    const fv_tensor *tensor[2];
-    int bits[2];
-    int64_t slices[2];
+    pages pages[2];
     const fv_copy *copies;
     int64_t num_copies;
 } copy_call;
 
-/* Elements [0, shape[axis]) x ... behind `axis`, from one place to another. */
-static void copy_axes(const fv_tensor *t, int bits, int axis, int64_t from, int64_t to)
+static void copy_token(const pages *p, int64_t from, int64_t to)
 {
-    char *data = t->data;
-    if (axis == t->ndim - 1) {
-        memcpy(data + to * bits / 8, data + from * bits / 8, (size_t)(t->shape[axis] * bits + 7) / 8);
-        return;
-    }
-    for (int64_t i = 0; i < t->shape[axis]; i++) copy_axes(t, bits, axis + 1, from + i * t->stride[axis], to + i * t->stride[axis]);
+    for (int64_t i = 0; i < p->extent[0]; i++)
+        for (int64_t k = 0; k < p->extent[1]; k++) {
+            const int64_t at = i * p->stride[0] + k * p->stride[1];
+            memcpy(p->data + (to + at) / 8, p->data + (from + at) / 8, (size_t)(p->width + 7) / 8);
+        }
 }
 
 static void copy_slices(const void *argument, int64_t first, int64_t last)
 {
     const copy_call *call = argument;
     for (int64_t slice = first; slice < last; slice++) {
-        const int which = slice >= call->slices[0];
-        const fv_tensor *t = call->tensor[which];
-        const int64_t at = (slice - (which ? call->slices[0] : 0)) * t->stride[1];
+        const int64_t behind = slice - call->pages[0].num_tokens;
+        const pages *p = &call->pages[behind >= 0];
+        const int64_t at = (behind >= 0 ? behind : slice) * p->token_stride;
         for (int64_t i = 0; i < call->num_copies; i++) {
             const fv_copy c = call->copies[i];
-            if (c.src != c.dst) copy_axes(t, call->bits[which], 2, c.src * t->stride[0] + at, c.dst * t->stride[0] + at);
+            if (c.src != c.dst) copy_token(p, c.src * p->page_stride + at, c.dst * p->page_stride + at);
         }
     }
+}
+
+/* Axes whose elements follow one another without a gap are copied as one. */
+static pages pages_of(const fv_tensor *t, int bits)
+{
+    pages p = {
+        .data = t->data, .num_pages = t->shape[0], .page_stride = t->stride[0] * bits, .num_tokens = t->shape[1],
+        .token_stride = t->stride[1] * bits, .extent = { 1, 1 }, .width = t->shape[t->ndim - 1] * bits,
+    };
+    bool dense = true;
+    for (int i = t->ndim - 2; i >= 2; i--) {
+        dense = dense && (t->shape[i] == 1 || t->stride[i] * bits == p.width);
+        if (dense) p.width *= t->shape[i];
+        else p.extent[i - 2] = t->shape[i], p.stride[i - 2] = t->stride[i] * bits;
+    }
+    return p;
 }
 
 static fv_status check_pages(copy_call *call, int which, const fv_tensor *t, const char *field, fv_error *err)
 {
     fv__dtype dtype;
     fv__view ignored;
-    int64_t any[FV_MAX_DIMS];
+    const int64_t any[FV_MAX_DIMS] = { FV__ANY, FV__ANY, FV__ANY, FV__ANY, FV__ANY };
     if (!t || !t->data) return FV_OK;
-    for (int i = 0; i < FV_MAX_DIMS; i++) any[i] = FV__ANY;
     FV_TRY(fv__ops_dtype(t, field, true, &dtype, err));
-    if (t->ndim < 3 || t->ndim > FV_MAX_DIMS)
-        return fv__fail(err, FV_E_INVALID, field, t->ndim, 4, "%s has %d axes; expected 4 (pages, tokens, heads, elements), or 3", field,
+    if (t->ndim < 3 || t->ndim > 5)
+        return fv__fail(err, FV_E_INVALID, field, t->ndim, 4, "%s has %d axes; expected 4 (pages, tokens, heads, elements), 3 or 5", field,
                         t->ndim);
     FV_TRY(fv__tensor_view(t, field, dtype, t->ndim, any, &ignored, err));
-    call->tensor[which] = t;
-    call->bits[which] = fv__dtypes[dtype].bits;
-    call->slices[which] = t->shape[1];
+    call->pages[which] = pages_of(t, fv__dtypes[dtype].bits);
     return FV_OK;
 }
 
 /* -1, -1 is what a fork answers when there is nothing to copy. */
 static fv_status check_copies(const copy_call *call, fv_error *err)
 {
-    int64_t pages = INT32_MAX;
+    int64_t limit = INT32_MAX;
     for (int which = 0; which < 2; which++)
-        if (call->tensor[which]) pages = fv__min64(pages, call->tensor[which]->shape[0]);
+        if (call->pages[which].data) limit = fv__min64(limit, call->pages[which].num_pages);
     for (int64_t i = 0; i < call->num_copies; i++) {
         const fv_copy c = call->copies[i];
-        const bool none = c.src == -1 && c.dst == -1, src = c.src >= 0 && c.src < pages, dst = c.dst >= 0 && c.dst < pages;
+        const bool none = c.src == -1 && c.dst == -1, src = c.src >= 0 && c.src < limit, dst = c.dst >= 0 && c.dst < limit;
         char field[48];
         if (none || (src && dst)) continue;
         snprintf(field, sizeof field, "copies[%lld].%s", (long long)i, src ? "dst" : "src");
-        return fv__fail(err, FV_E_INVALID, field, src ? c.dst : c.src, pages, "%s is %d; there are %lld pages", field, src ? c.dst : c.src,
-                        (long long)pages);
+        return fv__fail(err, FV_E_INVALID, field, src ? c.dst : c.src, limit, "%s is %d; there are %lld pages", field, src ? c.dst : c.src,
+                        (long long)limit);
     }
     return FV_OK;
 }
 
-static int64_t page_bytes(const copy_call *call, int which)
-{
-    const fv_tensor *t = call->tensor[which];
-    int64_t bytes = t ? call->bits[which] : 0;
-    for (int i = 2; t && i < t->ndim; i++) bytes *= t->shape[i];
-    return bytes / 8;
-}
+static int64_t token_bytes(const pages *p) { return p->extent[0] * p->extent[1] * p->width / 8; }
 
 fv_status fv_copy_pages(fv_ctx *ctx, const fv_tensor *k, const fv_tensor *v, const fv_copy *copies, int64_t num_copies, fv_stream stream,
                         fv_error *err)
@@ -343,7 +353,7 @@ fv_status fv_copy_pages(fv_ctx *ctx, const fv_tensor *k, const fv_tensor *v, con
     FV_TRY(check_pages(&call, 1, v, "v", err));
     FV_TRY(check_copies(&call, err));
     if (num_copies)
-        fv__ops_split(ctx, copy_slices, &call, call.slices[0] + call.slices[1],
-                      num_copies * fv__max64(page_bytes(&call, 0), page_bytes(&call, 1)));
+        fv__ops_split(ctx, copy_slices, &call, call.pages[0].num_tokens + call.pages[1].num_tokens,
+                      num_copies * fv__max64(token_bytes(&call.pages[0]), token_bytes(&call.pages[1])));
     return FV_OK;
 }

@@ -17,8 +17,8 @@ enum {
     NUM_BUILTINS
 };
 
-/* The hooks of built-in i for the level `isa`; NULL: no such level. (Unused in a build without variants.) */
-static __attribute__((unused)) const fv__cpu_hooks *hooks_of(int i, const char *isa)
+/* The hooks of built-in i for the level `isa`; NULL: no such level. */
+static const fv__cpu_hooks *hooks_of(int i, const char *isa)
 {
     for (int level = 0; level < fv__cpu_isa_count(); level++) {
         const fv__cpu_isa *at = fv__cpu_isa_at(level);
@@ -33,7 +33,7 @@ static __attribute__((unused)) const fv__cpu_hooks *hooks_of(int i, const char *
 #undef FV_VARIANT
 
 static fv_variant builtins[NUM_BUILTINS + 1] = {
-#define FV_VARIANT(name) { .meta = { .name = #name }, .text = fv__text_##name, .cpu_hooks = hooks_##name },
+#define FV_VARIANT(id) { .meta = { .name = #id }, .text = fv__text_##id, .cpu_hooks = hooks_##id },
 #include "variants.inc"
 #undef FV_VARIANT
 };
