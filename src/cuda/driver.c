@@ -21,22 +21,21 @@ enum { OLDEST_DRIVER = 12000, LEGACY_STREAM = 1 };
 
 typedef CUresult get_proc_address(const char *name, void **function, int version, uint64_t flags, int *found);
 
-static void *open_driver(char tried[160])
+/* NULL: *reason is why the first place that was tried does not do. */
+static void *open_driver(char tried[160], char reason[200])
 {
     static const char *const usual[] = {
         "libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/local/nvidia/lib/libcuda.so.1",
     };
     const char *named = fv__os_env("FV_CUDA_DRIVER_PATH");
-    if (named) {
-        snprintf(tried, 160, "FV_CUDA_DRIVER_PATH=%s", named);
-        return dlopen(named, RTLD_NOW | RTLD_LOCAL);
+    void *library = NULL;
+    snprintf(tried, 160, named ? "FV_CUDA_DRIVER_PATH=%s" : "%s", named ? named : usual[0]);
+    for (int i = 0; !library && i < (named ? 1 : FV__COUNT(usual)); i++) {
+        library = dlopen(named ? named : usual[i], RTLD_NOW | RTLD_LOCAL);
+        const char *words = library ? NULL : dlerror();
+        if (!i) snprintf(reason, 200, "%s", words ? words : "no reason given");
     }
-    snprintf(tried, 160, "%s", usual[0]);
-    for (int i = 0; i < FV__COUNT(usual); i++) {
-        void *library = dlopen(usual[i], RTLD_NOW | RTLD_LOCAL);
-        if (library) return library;
-    }
-    return NULL;
+    return library;
 }
 
 /* The signature of a function is fixed by the version it is asked for in; a plain symbol may have become another function since. */
@@ -94,14 +93,11 @@ static fv_status api_status(const fv__cuda_api *api, CUresult result, const char
 
 fv_status fv__cuda_api_load(fv__cuda_api *api, fv_error *err)
 {
-    char tried[160];
+    char tried[160], reason[200];
     memset(api, 0, sizeof *api);
-    api->library = open_driver(tried);
-    if (!api->library) {
-        const char *reason = dlerror();
-        return fv__fail(err, FV_E_DEVICE, "device", 0, 0, "no NVIDIA driver: %s cannot be opened (%s); device \"cpu\" needs none", tried,
-                        reason ? reason : "no reason given");
-    }
+    api->library = open_driver(tried, reason);
+    if (!api->library)
+        return fv__fail(err, FV_E_DEVICE, "device", 0, 0, "no NVIDIA driver: %s cannot be opened (%s); device \"cpu\" needs none", tried, reason);
     const char *missing = find_functions(api);
     if (missing)
         return fv__fail(err, FV_E_DEVICE, "device", 0, OLDEST_DRIVER, "the driver %s has no %s: it is older than CUDA %d.%d (driver 525), which is needed",
