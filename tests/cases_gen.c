@@ -451,6 +451,10 @@ void case_answer_free(case_answer *answer)
 
 static bool any_row_sees(const case_rules *rules, const ref_request *r, int64_t key)
 {
+    const int64_t own = key - (r->keys - r->rows);      /* the row at the key's position: if any, then most often it */
+
+    if (own >= 0 && own < r->rows && ref_visible(&rules->problem, r, own, key, 0))
+        return true;
     for (int64_t i = 0; i < r->rows; i++)
         if (ref_visible(&rules->problem, r, i, key, 0))
             return true;

@@ -21,16 +21,15 @@ const char *const case_axis_names[] = { "mem", "view", "layout", "page", "splits
 enum { UNSET = -2 };
 enum { MAX_VALUES = 256 };             /* of one axis; a row with more page sizes than that loses the rest */
 
-bool case_has_mask(const case_row *row)
+static bool has_rules(const case_row *row)
 {
-    return row->causal || row->window_left >= 0 || row->window_right >= 0 || row->bits.n || row->diag
-        || row->key_ranges.at || row->items.n || row->block_map.n;
+    return row->causal || row->window_left >= 0 || row->window_right >= 0 || row->diag || row->key_ranges.at
+        || row->items.n || row->block_map.n;
 }
 
-/* Is the dense mask the only way to say what this row sees? */
-static bool bits_only(const case_row *row)
+bool case_has_mask(const case_row *row)
 {
-    return row->bits.n > 0;
+    return has_rules(row) || row->bits.n;
 }
 
 /* --------------------------------------------------------------------------------------------- the axes' values */
@@ -84,7 +83,7 @@ static bool axis_values(const case_row *row, int axis, values *v)
     case CASE_AXIS_PAD: add_set(v, row->has_pad_id ? 1u << CASE_PADS : (1u << CASE_PADS) - 1, CASE_PADS + 1); break;
     case CASE_AXIS_LSE: add_set(v, row->lse_layout, CASE_LSES); break;
     case CASE_AXIS_BASE: add_set(v, 3, CASE_BASES); break;
-    case CASE_AXIS_MASK: add_set(v, case_has_mask(row) && !bits_only(row) ? 3 : 1, CASE_MASKS); break;
+    case CASE_AXIS_MASK: add_set(v, has_rules(row) ? 3 : 1, CASE_MASKS); break;
     case CASE_AXIS_POISON: add_set(v, 7, CASE_POISONS); break;
     case CASE_AXIS_INVARIANT: add_set(v, row->heavy && !needs_invariant(row) ? 1 : 3, 2); break;
     case CASE_AXIS_ROOM: add_set(v, 3, 2); break;

@@ -64,10 +64,10 @@ static int block_of(const int64_t *sizes, int n, int64_t at)
     return b;
 }
 
-static bool blocks_allow(const ref_request *r, int64_t row, int64_t key)
+static bool blocks_allow(const ref_request *r, const ref_at *at)
 {
-    const int br = block_of(r->block_rows, r->num_block_rows, row);
-    const int bc = block_of(r->block_cols, r->num_block_cols, key);
+    const int br = block_of(r->block_rows, r->num_block_rows, at->row);
+    const int bc = block_of(r->block_cols, r->num_block_cols, at->key_position);
 
     return br < r->num_block_rows && bc < r->num_block_cols
         && r->block_map[(int64_t)br * r->num_block_cols + bc];
@@ -90,11 +90,11 @@ static bool lists_allow(const ref_request *r, const ref_at *at)
 {
     if (r->bits && !r->bits[at->row * r->keys + at->key])
         return false;
-    if (r->ranges && !share_range(r->ranges, r->num_ranges, at->key, at->key))
+    if (r->ranges && !share_range(r->ranges, r->num_ranges, at->key_position, at->key_position))
         return false;
-    if (r->items && !items_allow(r, at->row_position - r->first_position, at->key))
+    if (r->items && !items_allow(r, at->row_position, at->key_position))
         return false;
-    if (r->block_map && !blocks_allow(r, at->row, at->key))
+    if (r->block_map && !blocks_allow(r, at))
         return false;
     return !r->parent || tree_allows(r, at->row, at->key);
 }

@@ -67,13 +67,13 @@ typedef struct ref_request {
 
     const uint8_t *bits;                /* [rows][keys]: non-zero is visible */
     bool diag;                          /* only c = p */
-    const ref_range *ranges;            /* only these keys (indices) */
+    const ref_range *ranges;            /* only keys at these positions */
     int num_ranges;
     const ref_range *bidir;             /* positions: lifts the causal bound where p and c share a range */
     int num_bidir;
-    const int64_t *items;               /* a prefix, then item lengths, in positions from first_position on */
+    const int64_t *items;               /* a prefix, then item lengths: positions from 0 on */
     int num_items;
-    const uint8_t *block_map;           /* [num_block_rows][num_block_cols] over row and key indices */
+    const uint8_t *block_map;           /* [num_block_rows][num_block_cols] over row indices and key positions */
     const int64_t *block_rows, *block_cols;
     int num_block_rows, num_block_cols;
     const int32_t *parent;              /* [rows]: the last `rows` keys are the rows' own; a row sees every key before

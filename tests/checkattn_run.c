@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checkattn_run.c -- one way of a row on the engine, element by element against the reference.
+ *
+ * Order of judgement: set up (not run), plan and run (refused: outputs untouched), what must not be written,
+ * what must be, then values. The first thing wrong is the verdict's text.
+ */
+#include "checkattn.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+const char *const verdict_names[] = { "pass", "FAIL", "refused", "not run" };
+
+double now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+__attribute__((format(printf, 3, 4)))
+static bool judge(result *r, verdict v, const char *format, ...)
+{
+    va_list args;
+
+    r->verdict = v;
+    va_start(args, format);
+    vsnprintf(r->text, sizeof r->text, format, args);
+    va_end(args);
+    return false;
+}
+
+/* ---------------------------------------------------------------------------------------------------- comparing */
+
+typedef struct tolerance {
+    double relative, absolute, mo;
+} tolerance;
+
+static const tolerance tolerances[CASE_DTYPES] = {
+    [CASE_DTYPE_F32] = { 1e-5, 4e-6, 1e-4 },
+    [CASE_DTYPE_F16] = { 2e-3, 1e-3, 1e-3 },
+    [CASE_DTYPE_BF16] = { 1.6e-2, 8e-3, 4e-3 },
+};
+
+/* The largest error seen and where. */
+typedef struct worst {
+    double share;                       /* error / allowed */
+    double got, want;
+    int64_t row, element;
+    int head;
+} worst;
+
+static void note(worst *w, double share, double got, double want, int64_t row, int head, int64_t element)
+{
+    if (!(share > w->share))
+        return;
+    *w = (worst){ share, got, want, row, element, head };
+}
+
+/* Error of an O element as a share of what is allowed. */
+static double o_share(const case_row *row, int type, uint32_t code, double want)
+{
+    const double got = num_load(type, &code, 0);
+    const int ulp = row->ulp + (type == NUM_F32 ? 4 : 0);
+    uint32_t rounded = 0;
+
+    if (!isfinite(got))
+        return INFINITY;
+    if (row->ulp < 0)
+        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute);
+    num_store(type, &rounded, 0, want);
+    const int64_t apart = num_ulps(type, code, rounded);
+    return apart == 0 ? 0 : ulp ? (double)apart / ulp : 1 + (double)apart;
+}
+
+static double f32_ulp(double x)
+{
+    const float f = (float)fabs(x);
+
+    return isfinite(f) ? (double)(nextafterf(f, INFINITY) - f) : 0;
+}
+
+/* LSE, natural on both sides. */
+static double lse_share(double got, double want)
+{
+    if (want == -INFINITY || got == -INFINITY)
+        return got == want ? 0 : INFINITY;
+    if (!isfinite(got))
+        return INFINITY;
+    return fabs(got - want) / (2e-3 + 2 * f32_ulp(want));
+}
+
+static double lse_at(const setup *s, int64_t row, int head)
+{
+    const double x = num_load(NUM_F32, s->lse.base, row * s->lse_row + head * s->lse_head);
+
+    return s->problem.lse_base2 ? x * log(2) : x;
+}
+
+static uint32_t o_code(const setup *s, int64_t row, int head, int d)
+{
+    return num_code(s->st->q_type, s->o.base, row * s->o_stride + (int64_t)head * s->row->dv + d);
+}
+
+static bool report_worst(result *r, const worst *w, const char *what)
+{
+    r->worst = w->share > r->worst ? w->share : r->worst;
+    if (w->share <= 1)
+        return true;
+    return judge(r, FAIL, "%s row %lld head %d element %lld: %.9g, reference %.9g (%.3g times the tolerance)", what,
+                 (long long)w->row, w->head, (long long)w->element, w->got, w->want, w->share);
+}
+
+static bool compare_o(const setup *s, const case_answer *a, result *r)
+{
+    const case_row *row = s->row;
+    worst w = { 0 };
+    double sum = 0;
+
+    for (int64_t i = 0; i < a->n; i++)
+        for (int h = 0; h < row->hq; h++)
+            for (int d = 0; d < row->dv; d++) {
+                const uint32_t code = o_code(s, a->rows[i], h, d);
+                const double got = num_load(s->st->q_type, &code, 0), want = a->o[(i * row->hq + h) * row->dv + d];
+                sum += fabs(got);
+                note(&w, o_share(row, s->st->q_type, code, want), got, want, a->rows[i], h, d);
+            }
+    r->mo = a->n ? sum / (double)(a->n * row->hq * row->dv) : 0;
+    return report_worst(r, &w, "O");
+}
+
+static bool compare_lse(const setup *s, const case_answer *a, result *r)
+{
+    worst w = { 0 };
+
+    for (int64_t i = 0; i < a->n; i++)
+        for (int h = 0; h < s->row->hq; h++) {
+            const double got = lse_at(s, a->rows[i], h), want = a->lse[i * s->row->hq + h];
+            note(&w, lse_share(got, want), got, want, a->rows[i], h, 0);
+        }
+    return report_worst(r, &w, "LSE");
+}
+
+/* What each fault line says about this mean, if one fits. */
+static const char *likely_fault(const case_row *row, double mo, double allowed)
+{
+    for (int i = 0; i < row->num_faults; i++)
+        if (fabs(mo - row->faults[i].mo) <= allowed)
+            return row->faults[i].words;
+    return NULL;
+}
+
+static bool compare_mean(const setup *s, const case_answer *a, result *r)
+{
+    const double allowed = tolerances[s->st->q_type].mo * fabs(a->mo) + 1e-6;
+
+    if (fabs(r->mo - a->mo) <= allowed)
+        return true;
+    return judge(r, FAIL, "mean of abs(O) %.9g, reference %.9g", r->mo, a->mo);
+}
+
+/* Says in words what an engine with this mean forgot. */
+static void explain(const setup *s, result *r)
+{
+    const char *words = r->verdict == FAIL
+                      ? likely_fault(s->row, r->mo, tolerances[s->st->q_type].mo * fabs(r->mo) + 1e-6) : NULL;
+    const size_t n = strlen(r->text);
+
+    if (words)
+        snprintf(r->text + n, sizeof r->text - n, "; the mean is that of: %s", words);
+}
+
+/* ------------------------------------------------------------------------------- what may and must be written */
+
+/* Rows that are not compared by value (check=K) must still be written with finite numbers. */
+static bool all_written(const setup *s, result *r)
+{
+    for (int64_t i = 0; i < s->total_rows; i++)
+        for (int h = 0; h < s->row->hq; h++) {
+            for (int d = 0; d < s->row->dv; d++) {
+                const uint32_t code = o_code(s, i, h, d);
+                if (!isfinite(num_load(s->st->q_type, &code, 0)))
+                    return judge(r, FAIL, "O row %lld head %d element %d is %g", (long long)i, h, d,
+                                 num_load(s->st->q_type, &code, 0));
+            }
+            const double lse = lse_at(s, i, h);
+            if (isnan(lse) || lse == INFINITY)
+                return judge(r, FAIL, "LSE row %lld head %d is %g", (long long)i, h, lse);
+        }
+    return true;
+}
+
+static bool still(const area *a, int type, int64_t first, int64_t last, int64_t *where)
+{
+    for (int64_t i = first; i < last; i++)
+        if (num_code(type, a->base, i) != a->pattern) {
+            *where = i;
+            return false;
+        }
+    return true;
+}
+
+/* Gaps between and behind rows of O, spare rows and columns of LSE, and the surroundings of both. */
+static bool rest_untouched(const setup *s, result *r)
+{
+    const case_row *row = s->row;
+    const int64_t rows = s->total_rows + row->pad_rows, width = (int64_t)row->hq * row->dv;
+    int64_t at;
+
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t first = i * s->o_stride + (i < s->total_rows ? width : 0);
+        const int64_t last = i + 1 < rows ? (i + 1) * s->o_stride : i * s->o_stride + width;
+        if (!still(&s->o, s->st->q_type, first, last, &at))
+            return judge(r, FAIL, "O element %lld (row %lld) is not the call's to write", (long long)at, (long long)i);
+    }
+    const int64_t used = s->lse_head == 1 ? row->hq : s->total_rows;
+    for (int64_t i = 0; i < s->lse_lines; i++) {
+        const bool spare = s->lse_head == 1 && i >= s->total_rows;
+        if (!still(&s->lse, NUM_F32, i * s->lse_line + (spare ? 0 : used), (i + 1) * s->lse_line, &at))
+            return judge(r, FAIL, "LSE element %lld (line %lld) is not the call's to write", (long long)at, (long long)i);
+    }
+    if (!area_slack_is_clean(&s->o) || !area_slack_is_clean(&s->lse))
+        return judge(r, FAIL, "memory around %s was written", area_slack_is_clean(&s->o) ? "LSE" : "O");
+    if (s->work.map && !area_slack_is_clean(&s->work))
+        return judge(r, FAIL, "memory around the workspace was written");
+    return true;
+}
+
+/* After a refusal: both outputs as setup_reset left them. */
+static bool outputs_untouched(const setup *s)
+{
+    for (int64_t i = 0; i < s->total_rows; i++)
+        for (int h = 0; h < s->row->hq; h++) {
+            for (int d = 0; d < s->row->dv; d++)
+                if (o_code(s, i, h, d) != num_poison(s->st->q_type, CASE_POISON_NAN))
+                    return false;
+            if (num_code(NUM_F32, s->lse.base, i * s->lse_row + h * s->lse_head)
+                != num_poison(NUM_F32, CASE_POISON_NAN))
+                return false;
+        }
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------------- the bits */
+
+static uint64_t mix(uint64_t hash, uint32_t code)
+{
+    hash = (hash ^ code) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 29;
+}
+
+void hash_rows(const setup *s, int64_t first, int64_t last, uint64_t *o, uint64_t *lse)
+{
+    *o = *lse = 1;
+    for (int64_t i = first; i < last; i++)
+        for (int h = 0; h < s->row->hq; h++) {
+            for (int d = 0; d < s->row->dv; d++)
+                *o = mix(*o, o_code(s, i, h, d));
+            *lse = mix(*lse, num_code(NUM_F32, s->lse.base, i * s->lse_row + h * s->lse_head));
+        }
+}
+
+static bool requests_agree(const setup *s)
+{
+    uint64_t o0 = 0, l0 = 0, o, l;
+    int64_t at = 0;
+
+    for (int i = 0; i < s->num_slices; i++) {
+        const int64_t rows = s->slices[i].row_hi - s->slices[i].row_lo;
+        hash_rows(s, at, at + rows, &o, &l);
+        if (i == 0) {
+            o0 = o;
+            l0 = l;
+        }
+        if (o != o0 || l != l0)
+            return false;
+        at += rows;
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------- running */
+
+static bool refused(const setup *s, result *r, const char *call, fv_status status, const fv_error *err)
+{
+    if (s->o.map && !outputs_untouched(s))
+        return judge(r, FAIL, "%s failed (%s: %s) but had written outputs", call, fv_status_name(status), err->text);
+    if (status == FV_E_INVALID || status == FV_E_UNSUPPORTED)
+        return judge(r, REFUSED, "%s: %s: %s", call, fv_status_name(status), err->text);
+    return judge(r, FAIL, "%s: %s: %s: %s", call, fv_status_name(status), err->field, err->text);
+}
+
+/* The caller's workspace, exactly as large as the plan says, between guards. */
+static bool make_workspace(fv_ctx *ctx, setup *s, result *r)
+{
+    fv_error err = { 0 };
+    fv_sizes sizes = { 0 };
+    const fv_status status = fv_plan_sizes(ctx, &s->problem, &s->limits, &sizes, &err);
+
+    if (status != FV_OK)
+        return refused(s, r, "fv_plan_sizes", status, &err);
+    if (sizes.workspace_bytes == 0)
+        return true;
+    if (!area_make(&s->work, (int64_t)sizes.workspace_bytes, 0, NUM_F32, 0, false))
+        return judge(r, NOT_RUN, "no memory for a workspace of %zu bytes", sizes.workspace_bytes);
+    s->limits.workspace = s->work.base;
+    s->limits.workspace_bytes = sizes.workspace_bytes;
+    return true;
+}
+
+static bool make_plan(fv_ctx *ctx, setup *s, fv_plan **plan, result *r)
+{
+    fv_error err = { 0 };
+    fv_status status = fv_plan_create(ctx, &s->problem, &s->limits, plan, &err);
+
+    if (status != FV_OK)
+        return refused(s, r, "fv_plan_create", status, &err);
+    status = fv_plan_update(*plan, NULL, &s->batch, NULL, &err);
+    if (status != FV_OK)
+        return refused(s, r, "fv_plan_update", status, &err);
+    return true;
+}
+
+static bool run_once(fv_plan *plan, setup *s, result *r)
+{
+    fv_error err = { 0 };
+
+    setup_reset(s);
+    const double start = now();
+    const fv_status status = fv_run(plan, &s->tensors, NULL, &err);
+    r->us = 1e6 * (now() - start);
+    return status == FV_OK || refused(s, r, "fv_run", status, &err);
+}
+
+static bool no_faults(fv_ctx *ctx, result *r)
+{
+    fv_errors e = { 0 };
+
+    fv_ctx_errors(ctx, &e, 1);
+    if (e.count == 0)
+        return true;
+    return judge(r, FAIL, "the context reports fault %d: request %d slot %lld value %lld, %lld of them", (int)e.what,
+                 e.request, (long long)e.slot, (long long)e.value, (long long)e.count);
+}
+
+static bool repeat_run(fv_plan *plan, setup *s, result *r)
+{
+    uint64_t o, lse;
+
+    for (int i = 1; i < s->row->repeat; i++) {
+        if (!run_once(plan, s, r))
+            return false;
+        hash_rows(s, 0, s->total_rows, &o, &lse);
+        if (o != r->o_bits || lse != r->lse_bits)
+            return judge(r, FAIL, "run %d of %d has other bits than the first", i + 1, s->row->repeat);
+    }
+    return true;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Median of the runs that fit into `seconds`, at least 5 and at most 1000. */
+static void time_runs(fv_plan *plan, setup *s, double seconds, result *r)
+{
+    double times[1000];
+    int n = 0;
+
+    for (const double stop = now() + seconds; n < 5 || (n < 1000 && now() < stop); n++) {
+        const double start = now();
+        if (fv_run(plan, &s->tensors, NULL, NULL) != FV_OK)
+            return;
+        times[n] = 1e6 * (now() - start);
+    }
+    qsort(times, (size_t)n, sizeof *times, by_value);
+    r->us = times[n / 2];
+}
+
+static void query_plan(const fv_plan *plan, result *r)
+{
+    fv_plan_stats stats = { 0 };
+
+    if (fv_plan_query(plan, &stats, NULL) != FV_OK)
+        return;
+    r->bytes = (double)stats.kv_bytes;
+    r->flops = (double)stats.flops;
+    snprintf(r->kernel, sizeof r->kernel, "%s", stats.kernel);
+}
+
+/* Plan, run, and everything that can be said without a reference. Destroys the plan. */
+bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r)
+{
+    fv_plan *plan = NULL;
+
+    fv_ctx_errors(ctx, &(fv_errors){ 0 }, 1);
+    setup_reset(s);
+    bool ok = make_workspace(ctx, s, r) && make_plan(ctx, s, &plan, r);
+    if (ok)
+        query_plan(plan, r);
+    ok = ok && run_once(plan, s, r) && no_faults(ctx, r) && rest_untouched(s, r) && all_written(s, r);
+    if (ok) {
+        hash_rows(s, 0, s->total_rows, &r->o_bits, &r->lse_bits);
+        r->requests_agree = requests_agree(s);
+        ok = repeat_run(plan, s, r);
+    }
+    if (ok && seconds > 0)
+        time_runs(plan, s, seconds, r);
+    fv_plan_destroy(&plan);
+    return ok;
+}
+
+static bool compare_all(const setup *s, const case_answer *a, result *r)
+{
+    const bool o = compare_o(s, a, r);
+    const bool ok = o && compare_lse(s, a, r) && compare_mean(s, a, r);
+
+    if (!ok)
+        explain(s, r);
+    return ok;
+}
+
+/* ----------------------------------------------------------------------------------- cut: parts and their merge */
+
+/* Memory of a cut row's parts: O [parts][hq][dv] of the row's type, LSE [parts][hq]. */
+typedef struct parts {
+    size_t n;
+    uint8_t *o;
+    float *lse;
+    int64_t o_bytes;                    /* of one part */
+} parts;
+
+static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, int64_t lo, int64_t hi,
+                     int64_t index, parts *p, result *r)
+{
+    const slice one = { 0, lo, hi, 0, 1 };
+    const int hq = sh->row->hq;
+    setup s;
+    bool ok = setup_make(&s, sh, st, way, &one, 1) || judge(r, NOT_RUN, "%s", s.why);
+
+    ok = ok && run_setup(ctx, &s, 0, r);
+    for (int h = 0; ok && h < hq; h++) {
+        for (int d = 0; d < sh->row->dv; d++)
+            num_put(st->q_type, p->o + index * p->o_bytes, h * sh->row->dv + d, o_code(&s, 0, h, d));
+        memcpy(&p->lse[index * hq + h], s.lse.base + 4 * h * s.lse_head, 4);
+    }
+    if (ok) {
+        const double got = lse_at(&s, 0, hq - 1), want = sh->answer->part_l[index];
+        if (lse_share(got, want) > 1)
+            ok = judge(r, FAIL, "LSE of part %lld: %.9g, reference %.9g", (long long)index, got, want);
+    }
+    setup_free(&s);
+    return ok;
+}
+
+static fv_tensor state_o(const parts *p, const case_row *row, int type, int64_t i)
+{
+    return (fv_tensor){ .data = p->o + i * p->o_bytes, .dtype = num_types[type].name, .ndim = 3,
+                        .shape = { 1, row->hq, row->dv }, .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
+}
+
+static fv_tensor state_lse(const parts *p, const case_row *row, int64_t i)
+{
+    return (fv_tensor){ .data = p->lse + i * row->hq, .dtype = "f32", .ndim = 2, .shape = { 1, row->hq },
+                        .stride = { row->hq, 1 } };
+}
+
+/* Merges the parts into the set-up's own outputs, so that the ordinary comparison applies. */
+static bool merge_parts(fv_ctx *ctx, setup *s, const parts *p, result *r)
+{
+    fv_tensor *o = calloc(p->n, sizeof *o), *lse = calloc(p->n, sizeof *lse);
+    fv_error err = { 0 };
+    fv_status status = FV_E_NO_MEMORY;
+
+    setup_reset(s);
+    for (size_t i = 0; o && lse && i < p->n; i++) {
+        o[i] = state_o(p, s->row, s->st->q_type, (int64_t)i);
+        lse[i] = state_lse(p, s->row, (int64_t)i);
+    }
+    if (o && lse) {
+        fv_tensor to = s->tensors.o, tl = s->tensors.lse;
+        to.shape[0] = tl.shape[0] = 1;
+        status = fv_merge(ctx, o, lse, (int64_t)p->n, s->problem.lse_base2, &to, &tl, NULL, &err);
+    }
+    free(o);
+    free(lse);
+    return status == FV_OK ? rest_untouched(s, r) && all_written(s, r) : refused(s, r, "fv_merge", status, &err);
+}
+
+static bool run_cut(fv_ctx *ctx, setup *s, result *r)
+{
+    const case_row *row = s->row;
+    parts p = { .n = (size_t)row->cut.n + 1, .o_bytes = num_bytes(s->st->q_type, (int64_t)row->hq * row->dv) };
+    int64_t lo = 0;
+
+    p.o = malloc(p.n * (size_t)p.o_bytes);
+    p.lse = malloc(p.n * (size_t)row->hq * sizeof *p.lse);
+    bool ok = (p.o && p.lse) || judge(r, NOT_RUN, "no memory for the parts");
+    for (int64_t i = 0; ok && i <= row->cut.n; i++) {
+        const int64_t hi = i < row->cut.n ? row->cut.at[i] : row->kv.at[0];
+        ok = run_part(ctx, s->sh, s->st, &s->way, lo, hi, i, &p, r);
+        lo = hi;
+    }
+    ok = ok && merge_parts(ctx, s, &p, r) && compare_all(s, s->sh->answer, r);
+    if (!ok && r->verdict == FAIL) {
+        char text[sizeof r->text];
+        snprintf(text, sizeof text, "cut: %.680s", r->text);
+        memcpy(r->text, text, sizeof text);
+    }
+    free(p.o);
+    free(p.lse);
+    return ok;
+}
+
+void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, double seconds, result *out)
+{
+    const int n = sh->row->num_requests;
+    slice *slices = calloc((size_t)n + 1, sizeof *slices);
+    setup s = { 0 };
+
+    *out = (result){ .verdict = PASS };
+    for (int i = 0; slices && i < n; i++)
+        slices[i] = whole_slice(sh->row, i);
+    if (!slices)
+        judge(out, NOT_RUN, "no memory");
+    else if (!setup_make(&s, sh, st, way, slices, n))
+        judge(out, NOT_RUN, "%s", s.why);
+    else if (run_setup(ctx, &s, seconds, out) && compare_all(&s, sh->answer, out) && sh->row->cut.n) {
+        result whole = *out;
+        if (run_cut(ctx, &s, out)) {    /* keep what was said about the ordinary run */
+            whole.worst = out->worst > whole.worst ? out->worst : whole.worst;
+            *out = whole;
+        }
+    }
+    setup_free(&s);
+    free(slices);
+}
