@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* workload.c -- see workload.h. */
+#include "workload.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const element_type *cache_type(const workload_desc *d) { return element_find(d->kv_dtype ? d->kv_dtype : "bf16"); }
+
+/* ---- the batch ---- */
+
+static void count(workload *w)
+{
+    const workload_desc *d = &w->desc;
+    int64_t keys = d->prefix;
+    for (int64_t i = 0; i < d->num_requests; i++) {
+        const int64_t rows = d->rows[i], length = d->lengths[i];
+        w->total_rows += rows;
+        w->total_keys += length;
+        keys += length - d->prefix;
+        w->flops += 4.0 * d->dim * d->q_heads * ((double)rows * (double)(length - rows) + (double)rows * (double)(rows + 1) / 2);
+        if (d->page_size)
+            w->total_pages += div_up(length, d->page_size);
+    }
+    const double token = 2.0 * d->kv_heads * d->dim * cache_type(d)->bytes;
+    w->bytes = token * (double)keys;
+    w->asked_bytes = token * (double)w->total_keys;
+}
+
+static void shuffle(int32_t *x, int64_t n, uint64_t seed)
+{
+    for (int64_t i = n - 1; i > 0; i--) {
+        const int64_t j = (int64_t)(mix64(seed, (uint64_t)i) % (uint64_t)(i + 1));
+        const int32_t t = x[i];
+        x[i] = x[j];
+        x[j] = t;
+    }
+}
+
+/* Page ids in the order of use are a shuffled 0..num_pages-1; requests after the first begin with the first one's prefix. */
+static void lay_pages(workload *w)
+{
+    const workload_desc *d = &w->desc;
+    const int64_t shared = d->prefix / d->page_size;
+    w->num_pages = w->total_pages - shared * (d->num_requests - 1);
+    int32_t *order = need((size_t)w->num_pages, sizeof *order);
+    for (int64_t i = 0; i < w->num_pages; i++)
+        order[i] = (int32_t)i;
+    shuffle(order, w->num_pages, 7);
+    int64_t next = shared, entry = 0;
+    for (int64_t r = 0; r < d->num_requests; r++) {
+        const int64_t pages = div_up(d->lengths[r], d->page_size);
+        for (int64_t p = 0; p < pages; p++)
+            w->page_ids[entry++] = p < shared ? order[p] : order[next++];
+        w->page_indptr[r + 1] = (int32_t)entry;
+    }
+    free(order);
+}
+
+static void make_batch(workload *w)
+{
+    const workload_desc *d = &w->desc;
+    const size_t n = (size_t)d->num_requests;
+    count(w);
+    w->row_indptr = need(n + 1, sizeof(int32_t));
+    w->lengths = need(n, sizeof(int32_t));
+    w->page_indptr = need(n + 1, sizeof(int32_t));
+    w->page_ids = need((size_t)w->total_pages, sizeof(int32_t));
+    memcpy(w->lengths, d->lengths, n * sizeof(int32_t));
+    for (size_t i = 0; i < n; i++)
+        w->row_indptr[i + 1] = w->row_indptr[i] + d->rows[i];
+    if (d->page_size) {
+        lay_pages(w);
+        return;
+    }
+    for (size_t i = 0; i < n; i++)          /* ragged: token offsets */
+        w->page_indptr[i + 1] = w->page_indptr[i] + d->lengths[i];
+}
+
+/* ---- tensors ---- */
+
+/* A block of random numbers, again and again: filling a gigabyte with fresh ones takes longer than measuring it. */
+static void fill(const element_type *type, char *at, int64_t bytes, uint64_t seed)
+{
+    const int64_t block = min_i64(bytes, 8 << 20);
+    if (type->store)
+        element_fill(type, at, block / type->bytes, 1, seed);
+    for (int64_t i = 0; !type->store && i < block; i++)
+        at[i] = (char)(mix64(seed, (uint64_t)i) % 255 - 127);
+    for (int64_t done = block; done < bytes; done += block)
+        memcpy(at + done, at, (size_t)min_i64(block, bytes - done));
+}
+
+static bool make_tensors(workload *w)
+{
+    const workload_desc *d = &w->desc;
+    const element_type *type = cache_type(d), *bf16 = element_find("bf16");
+    const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys;
+    const int64_t cache = tokens * d->kv_heads * d->dim * type->bytes, rows = w->total_rows * d->q_heads * d->dim * bf16->bytes;
+    if (!memory_allocate(rows, &w->q) || !memory_allocate(rows, &w->o) || !memory_allocate(cache, &w->k) || !memory_allocate(cache, &w->v))
+        return false;
+    fill(bf16, w->q.data, rows, 1);
+    fill(type, w->k.data, cache, 2);
+    fill(type, w->v.data, cache, 3);
+    memset(w->o.data, 0, (size_t)rows);
+    return true;
+}
+
+int64_t workload_bytes(const workload_desc *d)
+{
+    workload w = { .desc = *d };
+    count(&w);
+    return (int64_t)w.bytes + w.total_rows * d->q_heads * d->dim * 4;
+}
+
+/* ---- plan ---- */
+
+static bool make_plan(fv_ctx *ctx, workload *w)
+{
+    const workload_desc *d = &w->desc;
+    const fv_variant_use causal = { .name = "causal" };
+    const char *dtype = cache_type(d)->name, *scale = cache_type(d)->bytes == 1 ? "tensor" : NULL;
+    const fv_problem problem = { .q = "bf16", .k = dtype, .v = dtype, .o = "bf16", .num_q_heads = d->q_heads, .num_kv_heads = d->kv_heads,
+                                 .dim_qk = d->dim, .variants = &causal, .num_variants = 1, .k_scale = scale, .v_scale = scale };
+    const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows, .max_kv_tokens = w->total_keys,
+                                  .max_pages = w->total_pages, .invariant = d->invariant,
+                                  .sharing = d->sharing ? FV_SHARING_FIND : FV_SHARING_OFF };
+    fv_error err = { 0 };
+    if (fv_plan_create(ctx, &problem, &limits, &w->plan, &err) == FV_OK && workload_update(w, &err) == FV_OK)
+        return true;
+    cli_failed("cannot plan", &err);
+    return false;
+}
+
+bool workload_open(fv_ctx *ctx, const workload_desc *desc, workload *out)
+{
+    *out = (workload){ .desc = *desc };
+    make_batch(out);
+    return (desc->no_tensors || make_tensors(out)) && make_plan(ctx, out);
+}
+
+void workload_close(workload *w)
+{
+    fv_plan_destroy(&w->plan);
+    memory_release(&w->q);
+    memory_release(&w->k);
+    memory_release(&w->v);
+    memory_release(&w->o);
+    free(w->row_indptr);
+    free(w->lengths);
+    free(w->page_indptr);
+    free(w->page_ids);
+    *w = (workload){ 0 };
+}
+
+fv_status workload_update(workload *w, fv_error *err)
+{
+    const workload_desc *d = &w->desc;
+    const int64_t n = d->num_requests;
+    fv_batch batch = { .num_requests = n, .rows = fv_i32(w->row_indptr, n + 1), .lengths = fv_i32(w->lengths, n) };
+    if (d->page_size)
+        batch.pages = (fv_pages){ .page_size = d->page_size, .num_pages = w->num_pages, .indptr = fv_i32(w->page_indptr, n + 1),
+                                  .ids = fv_i32(w->page_ids, w->total_pages) };
+    else
+        batch.kv_indptr = fv_i32(w->page_indptr, n + 1);
+    return fv_plan_update(w->plan, NULL, &batch, NULL, err);
+}
+
+static fv_tensor rows_of(const memory *m, int64_t rows, int64_t heads, int64_t dim)
+{
+    return (fv_tensor){ .data = m->data, .ndim = 3, .shape = { rows, heads, dim }, .stride = { heads * dim, dim, 1 } };
+}
+
+static fv_tensor cache_of(const workload *w, const memory *m)
+{
+    const workload_desc *d = &w->desc;
+    const int64_t token = (int64_t)d->kv_heads * d->dim;
+    if (!d->page_size)
+        return rows_of(m, w->total_keys, d->kv_heads, d->dim);
+    return (fv_tensor){ .data = m->data, .ndim = 4, .shape = { w->num_pages, d->page_size, d->kv_heads, d->dim },
+                        .stride = { d->page_size * token, token, d->dim, 1 } };
+}
+
+fv_status workload_run(workload *w, fv_error *err)
+{
+    const workload_desc *d = &w->desc;
+    const fv_arg scales[] = { { .name = "k_scale", .number = 1.0 / 32 }, { .name = "v_scale", .number = 1.0 / 32 } };
+    const fv_tensors t = { .q = rows_of(&w->q, w->total_rows, d->q_heads, d->dim), .k = cache_of(w, &w->k), .v = cache_of(w, &w->v),
+                           .o = rows_of(&w->o, w->total_rows, d->q_heads, d->dim), .args = scales,
+                           .num_args = cache_type(d)->bytes == 1 ? 2 : 0 };
+    return fv_run(w->plan, &t, NULL, err);
+}

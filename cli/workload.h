@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* workload.h -- one layer's tensors and its plan for a batch given by numbers: what foveal bench times. Pages are shuffled in memory. */
+#ifndef WORKLOAD_H
+#define WORKLOAD_H
+
+#include "element.h"
+#include "memory.h"
+
+typedef struct workload_desc {
+    int32_t q_heads, kv_heads, dim;
+    const char *kv_dtype;               /* NULL: bf16, as q and o */
+    int32_t page_size;                  /* 0: ragged, one long page a request */
+    int64_t num_requests;
+    const int32_t *rows, *lengths;      /* [num_requests] each */
+    int64_t prefix;                     /* keys that all requests share, a multiple of page_size */
+    bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone */
+} workload_desc;
+
+typedef struct workload {
+    fv_plan *plan;
+    workload_desc desc;
+    int64_t total_rows, total_keys, num_pages, total_pages;
+    int32_t *row_indptr, *lengths, *page_indptr, *page_ids;
+    memory q, k, v, o;
+    double bytes;                       /* of K and V that have to be read, shared ones once */
+    double asked_bytes;                 /* the same, shared ones once for each request */
+    double flops;
+} workload;
+
+bool workload_open(fv_ctx *ctx, const workload_desc *desc, workload *out);      /* false: message printed */
+void workload_close(workload *w);
+fv_status workload_update(workload *w, fv_error *err);
+fv_status workload_run(workload *w, fv_error *err);
+int64_t workload_bytes(const workload_desc *desc);          /* memory that it will take, about */
+
+#endif
