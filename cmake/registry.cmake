@@ -4,6 +4,7 @@
 #   gen/dtype_files.inc       #include "dtypes/NAME.h"    the same files
 #   gen/variants.inc          FV_VARIANT(name)            src/variants/*.h
 #   gen/variant_hooks.inc     FV_VARIANT_HOOK(name, HOOK) each hook that a variant's text has
+#   gen/variant_files.inc     FV_VARIANT_NAME and FV_HAS_HOOK defined, then FV_VARIANT_OPEN, the text, FV_VARIANT_CLOSE included
 #   gen/variant_texts.inc     fv__text_NAME[]             their texts
 #   gen/isas.inc              FV_ISA(name)                src/cpu/isa/*.h that fit the target's architecture
 #   gen/cpu_kernels.inc       FV_CPU_KERNEL(name)         src/cpu/kernels/*.c, likewise
@@ -97,19 +98,24 @@ fv_glob(files ${CMAKE_SOURCE_DIR}/src/variants/*.h)
 fv_names(text FV_VARIANT ${files})
 fv_write(variants.inc "${text}")
 set(hooks "")
+set(includes "")
 set(texts "/* generated from src/variants */\n")
 foreach(file ${files})
   get_filename_component(name ${file} NAME_WE)
   file(READ ${file} text)
+  string(APPEND includes "#define FV_VARIANT_NAME ${name}\n")
   foreach(hook SCORE VISIBLE SINK QUERY KEY VALUE OUTPUT WEIGHT KEY_SUM)
     if(text MATCHES "\nFV_${hook}[ \n\r\t]*{")
       string(APPEND hooks "FV_VARIANT_HOOK(${name}, ${hook})\n")
+      string(APPEND includes "#define FV_HAS_${hook}\n")
     endif()
   endforeach()
+  string(APPEND includes "#include FV_VARIANT_OPEN\n#include \"variants/${name}.h\"\n#include FV_VARIANT_CLOSE\n")
   fv_array(array ${file} fv__text_${name})
   string(APPEND texts "${array}")
 endforeach()
 fv_write(variant_hooks.inc "${hooks}")
+fv_write(variant_files.inc "${includes}")
 fv_write(variant_texts.inc "${texts}")
 
 # Texts for the run-time compilers.

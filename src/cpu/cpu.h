@@ -8,28 +8,18 @@
 #define FV__CPU_H
 
 #include "../run.h"
+#include "hooks_abi.h"
 
-/* Where a block of keys lies, for hooks: keys of one request (or of a shared segment) seen by one row. */
-typedef struct fv__at {
-    int32_t request, row, batch_row, head, q_pos, num_rows, num_keys, num_q_heads;
-    const int32_t *key;                 /* [n] index in the request */
-    const int32_t *k_pos;               /* [n] position */
-    bool consecutive;                   /* key[i] = key[0] + i and k_pos[i] = k_pos[0] + i */
-} fv__at;
-
-/* A variant's hooks compiled for one level, over blocks of up to FV__KEY_BLOCK keys (score, visible, weight) or a row's elements (query,
- * key, value, output). NULL: the variant has no such hook. Buffers are padded to a multiple of 16 floats. */
-typedef struct fv__cpu_hooks {
-    void (*score)(float *s, int n, const void *args, const fv__at *at);
-    uint64_t (*visible)(int n, const void *args, const fv__at *at);     /* bit i: key i is visible */
-    float (*sink)(const void *args, const fv__at *at);
-    void (*query)(float *q, int dim, const void *args, const fv__at *at);       /* one row of one head, in place */
-    void (*key)(float *k, int dim, const void *args, const fv__at *at);         /* one key (at->key[0], at->k_pos[0]) of at->head's kv head, in place */
-    void (*value)(float *v, int dim, const void *args, const fv__at *at);
-    void (*output)(float *o, int dim, float lse, const void *args, const fv__at *at);
-    void (*weight)(float *s, int n, const void *args, const fv__at *at);        /* scores to weights */
-    void (*key_sum)(float *p, int n, const void *args, const fv__at *at);
-} fv__cpu_hooks;
+/* What a level may need of the machine: bits of fv__cpu_features. */
+#define FV__CPU_HAS_AVX2        1u
+#define FV__CPU_HAS_FMA         2u
+#define FV__CPU_HAS_F16C        4u
+#define FV__CPU_HAS_AVX512      8u          /* F, BW, DQ, VL */
+#define FV__CPU_HAS_AVX512BF16  16u
+#define FV__CPU_HAS_AVX512FP16  32u
+#define FV__CPU_HAS_AMX_BF16    64u
+#define FV__CPU_HAS_AMX_INT8    128u
+uint32_t fv__cpu_features(void);        /* what the machine has and the system has switched on */
 
 /* Append, rope and merge jobs, split over threads by row (cpu_ops.h declares their descriptors). */
 struct fv__append_job;

@@ -18,3 +18,14 @@ static uint32_t bf16_encode(double x)
     return minifloat_encode(&bf16_format, x);
 }
 #endif
+
+#ifdef FV_DTYPE_CPU
+VFN v_f32 v_load_bf16(const void *base, int64_t i) { return v_of_bits(v_load_u16((const char *)base + 2 * i) << 16); }
+
+VFN void v_store_bf16(void *base, int64_t i, v_f32 x)
+{
+    const v_u32 u = v_bits_of(x);
+    const v_u32 near = (u + 0x7FFF + (u >> 16 & 1)) >> 16, quiet = u >> 16 | 0x40;
+    v_store_u16((char *)base + 2 * i, v_uselect(v_ne(x, x), quiet, near));
+}
+#endif

@@ -18,3 +18,8 @@ static uint32_t f32_encode(double x)
     return minifloat_encode(&f32_format, x);
 }
 #endif
+
+#ifdef FV_DTYPE_CPU
+VFN v_f32 v_load_f32(const void *base, int64_t i) { return v_load((const float *)base + i); }
+VFN void v_store_f32(void *base, int64_t i, v_f32 x) { v_store((float *)base + i, x); }
+#endif

@@ -21,3 +21,17 @@ static uint32_t int8_encode(double x)
     return (uint32_t)whole & 0xFF;
 }
 #endif
+
+#ifdef FV_DTYPE_CPU
+VFN v_f32 v_load_int8(const void *base, int64_t i)
+{
+    return v_float((v_i32)((v_load_u8((const char *)base + i) ^ 0x80) - 0x80));
+}
+
+VFN void v_store_int8(void *base, int64_t i, v_f32 x)
+{
+    const v_f32 magic = v_set(12582912.0f);                             /* 1.5 * 2^23: leaves whole numbers, nearest even */
+    const v_f32 y = v_min(v_max(x, v_set(-128.0f)), v_set(127.0f)) + magic;
+    v_store_u8((char *)base + i, v_uselect(v_ne(x, x), (v_u32)v_seti(0), v_bits_of(y) & 0xFF));
+}
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attend_tmpl.c -- attention on the CPU, for one level: a worker's pieces, one after another, block of keys by block of keys.
+ *
+ *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
+ *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
+ *   attend_out.h     merging, slots, output
+ *
+ * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
+ * exponents are in base 2. A piece's blocks begin at multiples of 64 keys of its segment, in the invariant mode its chunks at multiples of
+ * plan->chunk keys, and all of that is the same wherever rows are cut. */
+#include "attend_work.h"
+
+#include "attend_block.h"
+#include "attend_out.h"
+#include "attend_many.h"
+#include "attend_few.h"
+
+fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_desc *limits, int workers, fv__kernel_shape *out, fv_error *err);
+size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_shape *shape);
+void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int worker, void *scratch);
+void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int part, int num_parts, void *scratch);
+
+/* ------------------------------------------------------------------------------------------------------------- shape */
+
+enum { LARGEST_TILE = 256, TILE_BYTES = 1 << 20 };      /* Q and O of a tile stay in the second-level cache */
+
+static int largest_tile(const fv__problem *p)
+{
+    int rows = LARGEST_TILE;
+    while (rows > 64 && (int64_t)rows * (pad_lanes(p->dim_qk) + pad_lanes(p->dim_v)) * 4 > TILE_BYTES) rows /= 2;
+    return rows;
+}
+
+fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_desc *limits, int workers, fv__kernel_shape *out, fv_error *err)
+{
+    (void)limits;
+    (void)err;
+    const int largest = largest_tile(problem);
+    int units = 1;
+    while (problem->group % units || problem->group / units > largest) units++;
+    *out = (fv__kernel_shape){ .max_packed = largest, .unit_heads = problem->group / units, .units_per_kv_head = units,
+                               .num_units = problem->num_kv_heads * units, .workers = workers, .cost = &fv__cost_cpu };
+    strcpy(out->name, "attend_" V_TEXT(FV_ISA_NAME));
+    for (int rows = 16; rows <= largest; rows *= 4)
+        if (rows >= out->unit_heads) out->tiles[out->num_tiles++] = rows;
+    if (!out->num_tiles || out->tiles[out->num_tiles - 1] != largest) out->tiles[out->num_tiles++] = largest;
+    out->partial_bytes = slot_floats(out->unit_heads, pad_lanes(problem->dim_v)) * (int64_t)sizeof(float);
+    return FV_OK;
+}
+
+size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_shape *shape)
+{
+    work w;
+    return lay_out(&w, NULL, problem, shape);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ pieces */
+
+static void attend_invariant(work *w)
+{
+    const fv__piece *piece = w->piece;
+    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
+    const int64_t chunk_keys = w->plan->chunk, first_chunk = piece->key_first / chunk_keys;
+    int64_t done = 0;
+    load_many(w);
+    begin_states(w, w->m, w->l, w->o);
+    begin_states(w, w->m_all, w->l_all, w->o_all);
+    for (int64_t key = piece->key_first; key < end; key += KEYS) {
+        if (key / chunk_keys - first_chunk != done) end_chunk(w, (int)done++);
+        if (find_block(w, &w->blocks[0], key, (int)fv__min64(KEYS, end - key))) attend_many(w, &w->blocks[0]);
+    }
+    end_chunk(w, (int)done);
+}
+
+static void attend_plain(work *w)
+{
+    const fv__piece *piece = w->piece;
+    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
+    load_many(w);
+    begin_states(w, w->m, w->l, w->o);
+    for (int64_t key = piece->key_first; key < end; key += KEYS)
+        if (find_block(w, &w->blocks[0], key, (int)fv__min64(KEYS, end - key))) attend_many(w, &w->blocks[0]);
+}
+
+/* Finds the first block from *key on that some row sees, and moves *key behind it. */
+static block *next_block(const work *w, block *b, int64_t *key, int64_t end)
+{
+    while (*key < end) {
+        const int64_t at = *key;
+        *key += KEYS;
+        if (!find_block(w, b, at, (int)fv__min64(KEYS, end - at))) continue;
+        point_rows(w, b);
+        return b;
+    }
+    return NULL;
+}
+
+static void attend_streamed(work *w)
+{
+    const fv__piece *piece = w->piece;
+    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
+    int64_t key = piece->key_first;
+    load_few(w);
+    begin_states(w, w->m, w->l, w->o);
+    block *b = next_block(w, &w->blocks[0], &key, end);
+    while (b) {
+        block *next = next_block(w, b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0], &key, end);
+        attend_few(w, b, next);
+        b = next;
+    }
+}
+
+void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int worker, void *scratch)
+{
+    const fv__plan_head *plan = run->plan;
+    const int32_t *first = FV__PLAN_ARRAY(plan, const int32_t, worker_first);
+    const fv__piece *pieces = FV__PLAN_ARRAY(plan, const fv__piece, pieces);
+    work *w = scratch;
+    if (worker >= plan->num_workers || first[worker] == first[worker + 1]) return;
+    memset(w, 0, sizeof *w);
+    lay_out(w, scratch, run->problem, shape);
+    begin(w, run);
+    for (int32_t i = first[worker]; i < first[worker + 1]; i++) {
+        begin_piece(w, &pieces[i]);
+        if (plan->invariant) attend_invariant(w);
+        else if (w->packed <= FEW) attend_streamed(w);
+        else attend_plain(w);
+        end_piece(w);
+    }
+}
+
+void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int part, int num_parts, void *scratch)
+{
+    (void)run; (void)shape; (void)part; (void)num_parts; (void)scratch;
+}

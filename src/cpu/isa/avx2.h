@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* avx2.h -- 8 floats: AVX2, FMA, F16C (x86-64-v3).
+ * arch: x86_64|AMD64
+ * cflags: -mavx2 -mfma -mf16c -mtune=haswell
+ */
+#ifndef V_LANES
+#define V_LANES         8
+#define V_ISA_RANK      40
+#define V_ISA_NEEDS     (FV__CPU_HAS_AVX2 | FV__CPU_HAS_FMA | FV__CPU_HAS_F16C)
+
+#define V_QK_VECS       2
+#define V_QK_KEYS       4
+#define V_PV_ROWS       4
+#define V_PV_VECS       2
+#define V_FEW_ACCS      8
+
+/* Builtins, not <immintrin.h>: a user's variant includes this file and must compile in an instant. */
+#define V_FMA(a, b, c)  __builtin_ia32_vfmaddps256(a, b, c)
+#define V_MAX(a, b)     __builtin_ia32_maxps256(a, b)
+#define V_MIN(a, b)     __builtin_ia32_minps256(a, b)
+#define V_SQRT(a)       __builtin_ia32_sqrtps256(a)
+#define V_MOVEMASK(m)   ((uint32_t)__builtin_ia32_movmskps256((v_f32)(m)))
+#define V_FROM_F16(h)   __builtin_ia32_vcvtph2ps256((v_i16h)(h))
+#define V_TO_F16(x)     ((v_u16)__builtin_ia32_vcvtps2ph256(x, 0))
+typedef short v_i16h __attribute__((vector_size(16)));
+#endif
