@@ -3,11 +3,12 @@
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/*.c ${CMAKE_SOURCE_DIR}/src/cpu/*.c
      ${CMAKE_SOURCE_DIR}/src/cuda/*.c ${CMAKE_SOURCE_DIR}/src/jit/*.c)
 list(FILTER sources EXCLUDE REGEX "_tmpl\\.c$")             # compiled once per CPU level, through gen/
+list(APPEND sources ${FV_KERNEL_SOURCES} ${FV_ISA_SOURCES})
 if(FV_EXCLUDE)
   list(FILTER sources EXCLUDE REGEX "${FV_EXCLUDE}")
 endif()
 
-add_library(foveal_objects OBJECT ${sources} ${FV_KERNEL_SOURCES} ${FV_ISA_SOURCES})
+add_library(foveal_objects OBJECT ${sources})
 target_include_directories(foveal_objects PRIVATE ${CMAKE_SOURCE_DIR}/include ${CMAKE_SOURCE_DIR}/src ${FV_GEN})
 
 find_path(FV_XXHASH_INCLUDE xxhash.h)                       # header-only use
