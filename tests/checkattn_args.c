@@ -316,12 +316,25 @@ static bool add_segments(segment_maker *m)
     return true;
 }
 
+/* With segments lengths still place the rows, whatever form the tables had. */
+static bool give_lengths(setup *s)
+{
+    int32_t *lengths = setup_list(s, (size_t)s->num_slices * sizeof *lengths);
+
+    for (int i = 0; lengths && i < s->num_slices; i++)
+        lengths[i] = (int32_t)(s->slices[i].hi - s->slices[i].lo);
+    s->batch.lengths = fv_i32(lengths, s->num_slices);
+    return lengths || fail(s, "no memory for lengths");
+}
+
 static bool block_segments(setup *s)
 {
     const bool room = axis(s, CASE_AXIS_ROOM);
     segment_maker count = { .s = s, .count_only = true }, make = { .s = s };
 
     if (!add_segments(&count))
+        return false;
+    if (s->batch.lengths.type == FV_INDEX_NONE && !give_lengths(s))
         return false;
     s->segments = setup_list(s, (size_t)(count.n + 1) * sizeof *s->segments);
     if (!s->segments)
