@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# test_cli.sh BUILD -- the foveal command as its user sees it: exit codes, messages with file and line, what the files it writes hold, and that
+# a replay gives the same bits however it is scheduled.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+foveal=$(cd "${1:?the build folder}" && pwd)/bin/foveal
+if [ ! -x "$foveal" ]; then
+    echo "no foveal command in $1: built with FV_TOOLS=OFF?"
+    exit 77
+fi
+work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+export FV_NUM_THREADS=2
+unset FV_DEVICE FV_CPU
+passed=0 failed=0
+azure=bench/traces/azure_2023_conversation.csv
+mooncake=bench/traces/mooncake_conversation.jsonl
+small=(--heads 4/2 --dim 64 --layers 2 --requests 6)
+
+ok() { passed=$((passed + 1)); }
+bad() {
+    failed=$((failed + 1))
+    echo "FAIL  $1"
+    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
+}
+
+# CODE TEXT ARGUMENTS...: exit code, and a fixed text that the output holds.
+expect() {
+    local code=$1 text=$2
+    shift 2
+    "$foveal" "$@" >"$work/out" 2>"$work/err" </dev/null
+    local got=$?
+    if [ $got -eq "$code" ] && cat "$work/out" "$work/err" | grep -qF -- "$text"; then ok; else bad "foveal $*: exit $got, wanted $code and \"$text\""; fi
+}
+# NAME COMMAND...: true or not.
+check() {
+    local name=$1
+    shift
+    if "$@"; then ok; else bad "$name"; fi
+}
+# LINES...: a trace in a file; the message must name it, the line, and what was expected.
+malformed() {
+    local line=$1 text=$2
+    printf '%b' "$3" >"$work/trace"
+    expect 2 "$work/trace:$line: expected $text" replay "$work/trace"
+}
+batch() {
+    local line=$1 text=$2
+    printf '%b' "$3" >"$work/batch"
+    expect 2 "$work/batch:$line: expected $text" plan "$work/batch"
+}
+field() { tail -n 1 "$1" | grep -o "\"$2\":[^,}]*" | head -n 1 | cut -d : -f 2-; }
+
+# ---- the command itself ----
+expect 0 "foveal $(sed -n 's/.*project(foveal VERSION \([0-9.]*\).*/\1/p' CMakeLists.txt)" version
+expect 0 "replay" help
+expect 0 "--token-budget" help replay
+expect 0 "--svg" plan --help
+expect 2 'no command "nosuch"' nosuch
+expect 2 "--nosuch: no such option" replay --nosuch
+expect 2 "--layers: needs a value" replay --layers
+expect 2 "usage: foveal COMMAND"
+
+# ---- options ----
+expect 2 "one trace file" replay
+expect 2 "No such file" replay "$work/none.csv"
+expect 2 "whole number from 1 to 1024" replay --layers 0 "$azure"
+expect 2 "whole number from 1 to" replay --token-budget 12x "$azure"
+expect 2 "llama-3.1-8b llama-3.1-70b" replay --model gpt "$azure"
+expect 2 "llama-3.1-8b has 32" replay --layers 33 "$azure"
+expect 2 "a multiple of the KV heads" replay --heads 32/5 "$azure"
+expect 2 "to be like 32/8" replay --heads 32 "$azure"
+expect 2 "expected one of: f32 f16 bf16" replay --dtype f64 "$azure"
+expect 2 "FV_E_INVALID" info --cpu nosuch
+expect 1 "cpu only" replay --device cuda:0 "$azure"
+
+# ---- malformed traces ----
+header='TIMESTAMP,ContextTokens,GeneratedTokens\n'
+malformed 1 "the header" 'TIMESTAMP,ContextTokens\n'
+malformed 1 "at least one request" ''
+malformed 2 "at least one request" "$header"
+malformed 2 "a time like" "${header}2023-11-16T18:15:46,1,1\n"
+malformed 2 "a time like" "${header}2023-13-16 18:15:46,1,1\n"
+malformed 3 "a whole number from 1 to 16777216 in column 2" "${header}2023-11-16 18:15:46.68,374,44\r\n2023-11-16 18:15:47,0,1\n"
+malformed 2 "a whole number from 1 to 16777216 in column 2" "${header}2023-11-16 18:15:46,-5,1\n"
+malformed 2 "a whole number from 0 to 16777216 in column 3" "${header}2023-11-16 18:15:46,5,99999999999999999999\n"
+malformed 2 "the end of the line" "${header}2023-11-16 18:15:46,5,1,7\n"
+malformed 3 "a timestamp that is not before" "${header}2023-11-16 18:15:46,5,1\n2023-11-16 18:15:45,5,1\n"
+malformed 3 "a request, not an empty line" "${header}2023-11-16 18:15:46,5,1\n\n"
+malformed 1 "one JSON object on the line" '{"timestamp": 0, "input_len\n'
+malformed 1 '"input_length" to be' '{"timestamp": 0, "input_length": 5.5, "output_length": 1, "hash_ids": [0]}\n'
+malformed 1 '"timestamp" to be' '{"input_length": 5, "output_length": 1, "hash_ids": [0]}\n'
+malformed 2 '"hash_ids" to be a list of 2 numbers' '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}\n{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [0]}\n'
+malformed 1 '"hash_ids" to hold whole numbers' '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": ["a"]}\n'
+malformed 1 'only timestamp, input_length' '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0], "x": 1}\n'
+
+# ---- replays ----
+for trace in "$azure" "$mooncake"; do
+    expect 0 "6 served" replay "${small[@]}" "$trace"
+done
+expect 0 "0 wrong" replay "${small[@]}" --check 8 --dtype f32 "$azure"
+for cache in bf16 fp8_e4m3 fp8_e5m2 int8; do
+    expect 0 "0 wrong" replay "${small[@]}" --requests 3 --check 4 --kv-dtype $cache "$azure"
+done
+for model in gemma-3-270m smollm2-135m deepseek-v3-mla; do
+    expect 0 "0 wrong" replay --model $model --layers $([ $model = gemma-3-270m ] && echo 6 || echo 1) --requests 2 --check 4 "$azure"
+done
+expect 0 "0 wrong" replay --heads 6/2 --dim 24 --dim-v 40 --page-size 5 --window 100 --layers 2 --requests 4 --check 4 "$azure"
+expect 0 "4 served, 2 rejected" replay "${small[@]}" --pages 60 --check 4 "$azure"
+expect 0 "6 served" replay "${small[@]}" --speed 100 --check 4 "$azure"
+
+# A pool that is too small for all: requests wait, some give way, none is wrong, and the bits do not change.
+digest() {
+    local out=$1
+    shift
+    "$foveal" replay --invariant --digest --check 2 --json "$out" "$@" >"$work/out" 2>"$work/err" || { bad "replay $*"; return; }
+    field "$out" digest
+}
+few=(--heads 4/2 --dim 64 --layers 2 --requests 12)
+whole=$(digest "$work/1" "${few[@]}" "$azure")
+check "a digest of 16 digits, not $whole" grep -qE '^"[0-9a-f]{16}"$' <<<"$whole"
+check "the same digest with a small pool" test "$whole" = "$(digest "$work/2" "${few[@]}" --pages 90 "$azure")"
+check "requests gave way: $(field "$work/2" preempted)" test "$(field "$work/2" preempted)" -gt 0
+check "the same digest with small steps" test "$whole" = "$(digest "$work/3" "${few[@]}" --token-budget 64 "$azure")"
+check "the same digest with another page size" test "$whole" = "$(digest "$work/4" "${few[@]}" --page-size 48 "$azure")"
+check "the same digest with one thread" test "$whole" = "$(digest "$work/5" "${few[@]}" --threads 1 "$azure")"
+check "another digest with another seed" test "$whole" != "$(digest "$work/6" "${few[@]}" --seed 2 "$azure")"
+hits=$(digest "$work/7" "${few[@]}" "$mooncake")
+check "prefixes are found" test "$(field "$work/7" hit_tokens)" -gt 0
+check "the same digest without the prefix cache" test "$hits" = "$(digest "$work/8" "${few[@]}" --prefix off "$mooncake")"
+check "no prefixes with --prefix off" test "$(field "$work/8" hit_tokens)" -eq 0
+check "the same digest with sharing" test "$hits" = "$(digest "$work/9" "${few[@]}" --sharing find "$mooncake")"
+
+# ---- what it writes ----
+"$foveal" replay "${small[@]}" --json - --report "$work/page.html" "$azure" >"$work/out" 2>"$work/err"
+steps=$(grep -c '^{"type":"step",' "$work/out")
+check "one JSON line a step and a summary, nothing else" test "$(wc -l <"$work/out")" -eq $((steps + 1))
+check "steps" test "$(field "$work/out" steps)" -eq "$steps"
+check "rows: every token but the last of each request" test "$(field "$work/out" rows)" -eq \
+    "$(sed -n 2,7p "$azure" | tr -d '\r' | awk -F, '{ n += $2 + ($3 ? $3 : 1) - 1 } END { print n }')"
+check "the page is whole" grep -q '</html>' "$work/page.html"
+check "the page follows light and dark" grep -q 'prefers-color-scheme:dark' "$work/page.html"
+check "the page needs no network" test "$(grep -cE '(src|href)="?(https?:)?//' "$work/page.html")" -eq 0
+check "charts" test "$(grep -c '<figure' "$work/page.html")" -ge 5
+check "hover texts" test "$(grep -c '<title>' "$work/page.html")" -ge 100
+expect 1 "no/such/folder" replay "${small[@]}" --requests 1 --report "$work/no/such/folder.html" "$azure"
+
+# ---- plan ----
+batch 1 "at least one request" ''
+batch 1 "heads, dim, dtype" 'rows 1\n'
+batch 2 "heads only once" 'heads 4/2\nheads 4/2\n'
+batch 1 "heads Q/KV" 'heads 4/3\n'
+batch 1 "dim N" 'dim 577\n'
+batch 2 "rows=N, keys=N" 'dim 64\nrequest rows=1 key=3\n'
+batch 1 "request rows=N keys=N" 'request rows=1\n'
+batch 2 "at least 32 keys" 'run a keys=32\nrequest rows=1 keys=31 begins=a\n'
+batch 1 "keys to be a multiple of the page size" 'run a keys=33\nrequest rows=1 keys=64 begins=a\n'
+batch 1 "PARAMETER=NUMBER" 'variant window left=x\nrequest rows=1 keys=1\n'
+printf 'variant window nosuch=1\nrequest rows=1 keys=1\n' >"$work/batch"
+expect 2 "nosuch" plan "$work/batch"
+printf 'variant nosuch\nrequest rows=1 keys=1\n' >"$work/batch"
+expect 2 "nosuch" plan "$work/batch"
+for sharing in off find; do
+    expect 0 "worker" plan --sharing $sharing --workers 4 tests/cli/mixed.txt
+done
+expect 0 "worker" plan --invariant tests/cli/mixed.txt
+expect 0 "<svg" plan --svg - tests/cli/mixed.txt
+check "the picture is whole" grep -q '</svg>' "$work/out"
+
+# ---- info and bench ----
+expect 0 "bf16" info
+expect 0 "causal" info --markdown
+expect 0 "{" info --json
+expect 2 "only one of them" info --json --markdown
+expect 0 "decode b=8" bench --list
+expect 2 "no case's name holds" bench --filter nosuch
+expect 0 "plan 256 decodes" bench --filter "plan 256" --seconds 0.05 --csv "$work/rows.csv" --commit none
+check "a CSV header and a row" test "$(wc -l <"$work/rows.csv")" -eq 2
+check "ten columns" test "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')" -eq 10
+
+echo "$passed passed, $failed failed"
+exit $((failed > 0))
