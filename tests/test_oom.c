@@ -21,6 +21,8 @@ static const int32_t ids[8] = { 1, 2, 3, 4, 5, 6, 7, 8 }, indptr[2] = { 0, 8 }, 
 /* What a scenario does between allocations that may fail: returns the first status that is not FV_OK, and has undone everything by then. */
 typedef fv_status scenario(fv_ctx *ctx, fv_error *err);
 
+static const fv_arg rotary = { .name = "rotary_dim", .number = DIM };       /* makes a problem own a table of frequencies */
+
 static fv_tensor tensor3(void *data, int64_t a, int64_t b, int64_t c)
 {
     return (fv_tensor){ .data = data, .dtype = "f32", .ndim = 3, .shape = { a, b, c }, .stride = { b * c, c, 1 } };
@@ -39,7 +41,7 @@ static fv_pages pages(void)
 static fv_status plan_and_run(fv_ctx *ctx, fv_error *err)
 {
     fv_plan *plan = NULL;
-    fv_variant_use uses[] = { { .name = "causal" }, { .name = "rope" } };
+    fv_variant_use uses[] = { { .name = "causal" }, { .name = "rope", .args = &rotary, .num_args = 1 } };
     fv_problem p = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = HQ, .num_kv_heads = HK, .dim_qk = DIM, .variants = uses,
                      .num_variants = 2 };
     fv_plan_desc l = { .max_requests = 2, .max_rows = 8, .max_kv_tokens = 64, .max_pages = 16 };
@@ -59,7 +61,7 @@ static fv_status plan_and_run(fv_ctx *ctx, fv_error *err)
 
 static fv_status sizes_and_support(fv_ctx *ctx, fv_error *err)
 {
-    fv_variant_use rope = { .name = "rope" };
+    fv_variant_use rope = { .name = "rope", .args = &rotary, .num_args = 1 };
     fv_problem p = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = HQ, .num_kv_heads = HK, .dim_qk = DIM, .variants = &rope,
                      .num_variants = 1 };
     fv_plan_desc l = { .max_requests = 2, .max_rows = 8, .max_kv_tokens = 64, .max_pages = 16 };
