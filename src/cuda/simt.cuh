@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* simt.cuh -- the v_* words in a CUDA thread: a v_f32 is one float. The list of words and what they mean stands in src/cpu/vocabulary.h; a variant's
+ * text sees the same names here. Transcendentals use the special function unit: absolute errors near 1e-7, which is far below what 16-bit
+ * weights keep. */
+#ifndef FV_SIMT_CUH
+#define FV_SIMT_CUH
+
+#include "ptx.cuh"
+
+#define VFN FV_DEVICE
+
+typedef float v_f32;
+typedef int32_t v_i32;
+typedef uint32_t v_u32;
+typedef bool v_mask;
+
+struct v_pair { v_f32 lo, hi; };
+
+struct v_at {
+    v_i32 request, row, batch_row, head, key, k_pos, q_pos, num_rows, num_keys, num_q_heads, index;
+};
+
+struct fv_floats { const float *data; int64_t count; };
+struct fv_ints { const int32_t *data; int64_t count; };
+struct fv_bits { const uint8_t *bits; const int64_t *offsets; };
+struct fv_ranges { const int32_t *ranges; const int32_t *indptr; int64_t count; int64_t reserved; };
+struct fv_sums { float *data; int64_t stride; };
+
+VFN v_f32 v_set(float x) { return x; }
+VFN v_i32 v_seti(int32_t x) { return x; }
+VFN v_f32 v_float(v_i32 x) { return (float)x; }
+VFN v_i32 v_int(v_f32 x) { return (int32_t)x; }
+VFN v_f32 v_add(v_f32 a, v_f32 b) { return a + b; }
+VFN v_f32 v_sub(v_f32 a, v_f32 b) { return a - b; }
+VFN v_f32 v_mul(v_f32 a, v_f32 b) { return a * b; }
+VFN v_f32 v_div(v_f32 a, v_f32 b) { return a / b; }
+VFN v_f32 v_neg(v_f32 a) { return -a; }
+VFN v_f32 v_abs(v_f32 a) { return fabsf(a); }
+VFN v_f32 v_sqrt(v_f32 a) { return sqrtf(a); }
+VFN v_f32 v_min(v_f32 a, v_f32 b) { return a < b ? a : b; }
+VFN v_f32 v_max(v_f32 a, v_f32 b) { return a > b ? a : b; }
+VFN v_f32 v_fma(v_f32 a, v_f32 b, v_f32 c) { return fmaf(a, b, c); }
+VFN v_i32 v_iadd(v_i32 a, v_i32 b) { return a + b; }
+VFN v_i32 v_isub(v_i32 a, v_i32 b) { return a - b; }
+VFN v_i32 v_imul(v_i32 a, v_i32 b) { return a * b; }
+VFN v_i32 v_imin(v_i32 a, v_i32 b) { return a < b ? a : b; }
+VFN v_i32 v_imax(v_i32 a, v_i32 b) { return a < b ? b : a; }
+VFN v_i32 v_iand(v_i32 a, v_i32 b) { return a & b; }
+VFN v_i32 v_ior(v_i32 a, v_i32 b) { return a | b; }
+VFN v_i32 v_ixor(v_i32 a, v_i32 b) { return a ^ b; }
+
+VFN v_mask v_lt(v_f32 a, v_f32 b) { return a < b; }
+VFN v_mask v_le(v_f32 a, v_f32 b) { return a <= b; }
+VFN v_mask v_gt(v_f32 a, v_f32 b) { return a > b; }
+VFN v_mask v_ge(v_f32 a, v_f32 b) { return a >= b; }
+VFN v_mask v_eq(v_f32 a, v_f32 b) { return a == b; }
+VFN v_mask v_ne(v_f32 a, v_f32 b) { return a != b; }
+VFN v_mask v_ilt(v_i32 a, v_i32 b) { return a < b; }
+VFN v_mask v_ile(v_i32 a, v_i32 b) { return a <= b; }
+VFN v_mask v_igt(v_i32 a, v_i32 b) { return a > b; }
+VFN v_mask v_ige(v_i32 a, v_i32 b) { return a >= b; }
+VFN v_mask v_ieq(v_i32 a, v_i32 b) { return a == b; }
+VFN v_mask v_ine(v_i32 a, v_i32 b) { return a != b; }
+VFN v_mask v_and(v_mask a, v_mask b) { return a && b; }
+VFN v_mask v_or(v_mask a, v_mask b) { return a || b; }
+VFN v_mask v_not(v_mask a) { return !a; }
+VFN v_mask v_true() { return true; }
+VFN v_mask v_false() { return false; }
+VFN v_f32 v_select(v_mask m, v_f32 a, v_f32 b) { return m ? a : b; }
+VFN v_i32 v_iselect(v_mask m, v_i32 a, v_i32 b) { return m ? a : b; }
+
+VFN v_f32 v_exp2(v_f32 x) { return ex2_approx(x); }
+VFN v_f32 v_exp(v_f32 x) { return ex2_approx(x * 1.44269504088896341f); }
+VFN v_f32 v_log2(v_f32 x) { return lg2_approx(x); }
+VFN v_f32 v_log(v_f32 x) { return lg2_approx(x) * 0.693147180559945309f; }
+VFN v_f32 v_tanh(v_f32 x) { return 1.0f - __fdividef(2.0f, ex2_approx(x * 2.88539008177792681f) + 1.0f); }
+
+/* Sine and cosine of n * x, |n * x| < 2^31: product and quarter turns in double, the rest needs 24 bits. */
+VFN void v_sincos(v_i32 n, v_f32 x, v_f32 *s, v_f32 *c)
+{
+    const double angle = (double)n * (double)x;
+    const double quarters = rint(angle * 0.63661977236758134308);
+    const float r = (float)(angle - quarters * 1.5707963267341256142 - quarters * 6.0771005065061922e-11);
+    const float z = r * r;
+    const int q = (int)quarters;
+    float ps = fmaf(-0.000195040220144f, z, 0.0083320368753f);
+    ps = fmaf(ps, z, -0.166666506992f);
+    ps = fmaf(ps * z, r, r);
+    float pc = fmaf(2.43799293709e-5f, z, -0.00138866192102f);
+    pc = fmaf(pc, z, 0.0416666167392f);
+    pc = fmaf(pc * z, z, fmaf(z, -0.5f, 1.0f));
+    const float a = q & 1 ? pc : ps, b = q & 1 ? ps : pc;
+    *s = q & 2 ? -a : a;
+    *c = (q + 1) & 2 ? -b : b;
+}
+
+VFN v_f32 v_sin(v_f32 x) { v_f32 s, c; v_sincos(1, x, &s, &c); return s; }
+VFN v_f32 v_cos(v_f32 x) { v_f32 s, c; v_sincos(1, x, &s, &c); return c; }
+
+VFN v_pair v_rotate(v_pair x, v_i32 position, v_f32 frequency)
+{
+    v_f32 s, c;
+    v_sincos(position, frequency, &s, &c);
+    const v_pair y = { x.lo * c - x.hi * s, fmaf(x.hi, c, x.lo * s) };
+    return y;
+}
+
+VFN int64_t v_clamp_index(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }
+
+VFN v_f32 v_read(fv_floats x, v_i32 index)
+{
+    return !x.data || x.count <= 0 ? 0.0f : x.data[v_clamp_index(index, x.count)];
+}
+
+VFN v_i32 v_readi(fv_ints x, v_i32 index)
+{
+    return !x.data || x.count <= 0 ? 0 : x.data[v_clamp_index(index, x.count)];
+}
+
+VFN v_mask v_bit(fv_bits m, v_at at)
+{
+    if (at.key < 0 || at.key >= at.num_keys) return false;
+    const int64_t bit = m.offsets[at.request] + (int64_t)at.row * at.num_keys + at.key;
+    return m.bits[bit >> 3] >> (bit & 7) & 1;
+}
+
+VFN const int32_t *v_range_list(fv_ranges x, v_i32 request, int64_t *n)
+{
+    const int64_t lo = x.indptr ? x.indptr[request] : 0, hi = x.indptr ? x.indptr[request + 1] : x.count;
+    *n = x.ranges ? hi - lo : 0;
+    return x.ranges + 2 * lo;
+}
+
+VFN v_mask v_within(v_i32 x, int32_t lo, int32_t hi) { return x >= lo && x < hi; }
+
+VFN v_mask v_in_range(fv_ranges list, v_at at, v_i32 x)
+{
+    int64_t n;
+    const int32_t *r = v_range_list(list, at.request, &n);
+    bool in = false;
+    for (int64_t i = 0; i < n; i++) in |= v_within(x, r[2 * i], r[2 * i + 1]);
+    return in;
+}
+
+VFN v_mask v_share_range(fv_ranges list, v_at at, v_i32 x, v_i32 y)
+{
+    int64_t n;
+    const int32_t *r = v_range_list(list, at.request, &n);
+    bool in = false;
+    for (int64_t i = 0; i < n; i++) in |= v_within(x, r[2 * i], r[2 * i + 1]) && v_within(y, r[2 * i], r[2 * i + 1]);
+    return in;
+}
+
+VFN v_mask v_before_ranges(fv_ranges list, v_at at, v_i32 x)
+{
+    int64_t n;
+    const int32_t *r = v_range_list(list, at.request, &n);
+    return n > 0 ? x < r[0] : true;
+}
+
+VFN v_mask v_is_ancestor(fv_ints parents, v_at at)
+{
+    const int64_t first = (int64_t)at.batch_row - at.row;
+    const int32_t node = at.key - (at.num_keys - at.num_rows);
+    bool seen = node < 0;
+    int32_t r = at.row;
+    for (int32_t steps = 0; steps < at.num_rows && r >= 0 && r < at.num_rows && !seen; steps++) {
+        seen = node == r;
+        if (first + r >= parents.count) break;
+        r = parents.data[first + r];
+    }
+    return seen;
+}
+
+#endif
