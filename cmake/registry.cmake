@@ -129,6 +129,7 @@ fv_glob(isa_files ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
 fv_glob(template_files ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c)
 set(isas "")
 set(FV_ISA_SOURCES "")
+set(FV_ISAS "")                         # and FV_ISA_FLAGS_<level>, gen/probe_<level>.c: for checksimd
 foreach(file ${isa_files})
   get_filename_component(isa ${file} NAME_WE)
   fv_arch(${file})
@@ -136,6 +137,10 @@ foreach(file ${isa_files})
     continue()
   endif()
   string(APPEND isas "FV_ISA(${isa})\n")
+  list(APPEND FV_ISAS ${isa})
+  set(FV_ISA_FLAGS_${isa} "${flags}")
+  fv_write(probe_${isa}.c
+           "#define FV_ISA_NAME ${isa}\n#define FV_ISA_HEADER \"cpu/isa/${isa}.h\"\n#include \"simd/probe_tmpl.c\"\n")
   foreach(template ${template_files})
     get_filename_component(base ${template} NAME_WE)
     fv_write(${base}_${isa}.c
