@@ -115,11 +115,11 @@ static room room_of(const fv__kernel_shape *shape, const fv_plan_desc *limits)
         .splits = limits->splits, .chunk = !limits->invariant ? 0 : limits->chunk ? limits->chunk : 1024, .given = limits->max_segments > 0,
     };
     r.share = limits->sharing == FV_SHARING_FIND && r.levels > 1;
-    const int64_t tile_rows = fv__max64(1, fv__min64(fv__tile_rows(shape, INT32_MAX), r.rows));
+    const int64_t tile_rows = fv__tile_rows(shape, INT32_MAX);
     measure_segments(&r, limits, tile_rows);
     if (r.splits > 1) r.pieces = mul(r.pieces, r.splits);
     if (r.splits == 0) r.pieces = add(r.pieces, r.workers - 1);
-    measure_slots(&r, limits, tile_rows);
+    measure_slots(&r, limits, fv__max64(1, fv__min64(tile_rows, r.rows)));
     r.hash_slots = r.share ? power_of_two(2 * r.requests) : 0;
     return r;
 }
@@ -215,7 +215,7 @@ fv_status fv__plan_capacity_of(const fv__kernel_shape *shape, const fv_plan_desc
 typedef struct line {
     int64_t length;
     int64_t pieces;                     /* without cuts */
-    int64_t slots, joined_rows;
+    int64_t slots, empty_slots;         /* of joined tiles and given splits; of tiles without keys among them */
     int64_t pairs, keys;                /* for the report */
 } line;
 
@@ -252,7 +252,8 @@ static void split_tile(const fv__maker *m, const fv__segment *s, const fv__segme
     t->pieces = m->splits;
 }
 
-/* What a tile costs uncut, its parts and pieces. */
+/* What a tile takes of the line, its parts and pieces. In the invariant mode a merge is counted for each chunk, as cut items owe it: so that no worker
+ * has more than its share, whichever items are cut. */
 static void measure_tile(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *t, int64_t slots_left)
 {
     const int64_t origin = fv__maker_origin(m, s, info);
@@ -261,7 +262,7 @@ static void measure_tile(const fv__maker *m, const fv__segment *s, const fv__seg
     t->parts = m->chunk ? fv__cut_parts(origin, t->key_first, num_keys, m->chunk) : 1;
     t->pieces = 1;
     t->cost = fv__cut_piece_cost(&c, m->chunk ? fv__cut_blocks(origin, t->key_first, num_keys) : (num_keys + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK,
-                                 t->joined ? t->parts : 0);
+                                 t->joined || m->chunk ? t->parts : 0);
     if (m->splits > 1 && num_keys > 0) split_tile(m, s, info, t, slots_left);
 }
 
@@ -287,6 +288,7 @@ static void lay_tiles(fv__maker *m, line *l)
                 m->tiles[n++] = t;
             } else {
                 m->tiles[m->max_tiles - ++empty] = t;
+                if (t.joined) l->empty_slots += (int64_t)t.num_rows * s->num_units;
             }
         }
     }
@@ -385,6 +387,7 @@ typedef struct writer {
     int64_t cost;                       /* of the worker in hand */
     int64_t total, longest;
     int32_t empty_tile, empty_unit;     /* next piece without keys */
+    int32_t empty_slot;                 /* next slot of such pieces: behind all others */
     int64_t empty_pieces;
 } writer;
 
@@ -406,8 +409,9 @@ static void put_partial(writer *w, const fv__tile *t, int32_t unit, int32_t key_
     const int32_t parts = fv__cut_parts(origin, key_first, key_end - key_first, m->chunk);
     const fv__cut_cost c = fv__tile_cost(m, t->num_rows);
     const int32_t from = key_first == t->key_first ? key_first - t->free_keys : key_first;
+    const int32_t to = key_end == t->key_first ? key_end - t->free_keys : key_end;
     fv__piece *p = &w->pieces[w->n++];
-    *p = (fv__piece){ t->segment, t->row_first, t->num_rows, unit, from, key_end - from, w->slot, record };
+    *p = (fv__piece){ t->segment, t->row_first, t->num_rows, unit, from, to - from, w->slot, record };
     w->slot += parts * t->num_rows;
     w->cost += fv__cut_piece_cost(&c, fv__cut_blocks(origin, key_first, key_end - key_first), parts);
     if (record == -2) count_parts(w, s, p, parts);
@@ -426,7 +430,7 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
     fv__piece *out = w->pieces + w->n;
     for (int32_t u = first; u < end; u++, p.unit++) *out++ = p;
     w->n += end - first;
-    w->cost += t->cost * (end - first);
+    w->cost += (t->cost - (w->m->chunk && t->cost ? t->parts * fv__tile_cost(w->m, t->num_rows).part : 0)) * (end - first);
 }
 
 /* This worker's share of the pieces without keys, behind its others; the next worker begins. */
@@ -434,6 +438,8 @@ static void next_worker(writer *w)
 {
     const fv__maker *m = w->m;
     int64_t count = fv__cut_place(w->empty_pieces, w->worker + 1, m->workers) - fv__cut_place(w->empty_pieces, w->worker, m->workers);
+    const int32_t slot = w->slot;       /* those of an item that is cut here stay together */
+    w->slot = w->empty_slot;
     while (count > 0) {
         const fv__tile *t = &m->tiles[m->max_tiles - 1 - w->empty_tile];
         const int32_t units = m->segments[t->segment].num_units, take = (int32_t)fv__min64(units - w->empty_unit, count);
@@ -444,6 +450,8 @@ static void next_worker(writer *w)
         w->empty_tile++;
         w->empty_unit = 0;
     }
+    w->empty_slot = w->slot;
+    w->slot = slot;
     w->total += w->cost;
     w->longest = fv__max64(w->longest, w->cost);
     w->cost = 0;
@@ -608,7 +616,7 @@ static void begin_blob(fv__maker *m, fv__plan_head *head)
         .table_entries = paged ? b->given->pages.ids.count : 0, .splits = m->splits, .row_positions = b->min_position != NULL,
         .bytes = fv__round_up(sizeof *head, 16),
     };
-    if (m->live && m->bounds->has_first && !b->given->segments) {
+    if (m->live && m->bounds->has_first && !m->bounds->lifted && !b->given->segments && !b->min_position) {
         head->has_live_first = 1;
         head->live_first = m->bounds->first;
     }
@@ -750,6 +758,7 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
     w.parts = FV__PLAN_ARRAY(head, int32_t, parts);
     w.worker_first = FV__PLAN_ARRAY(head, int32_t, worker_first);
     w.worker_first[0] = 0;
+    w.empty_slot = (int32_t)(slots - l->empty_slots);
     if (joined) begin_joined_records(m, &w, single);
 
     write_pieces(&w);
@@ -760,7 +769,7 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
     head->num_pieces = (int32_t)w.n;
     head->num_records = w.record;
     head->num_parts = w.part;
-    head->num_slots = w.slot;
+    head->num_slots = w.empty_slot;
     *report = (fv__plan_report){ .total_cost = w.total, .max_worker_cost = w.longest, .kv_tokens_read = l->keys,
                                  .score_pairs = l->pairs * m->shape->unit_heads };
     for (int32_t i = 0; i < m->num_segments; i++) report->num_shared_segments += m->segments[i].request < 0 && m->segments[i].num_keys > 0;
@@ -798,7 +807,7 @@ fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch, cons
 /* Keys in front of a live segment's piece that no row is planned to see. */
 static int64_t unseen_keys(const fv__plan_head *plan, const fv__segment *s, const fv__piece *p)
 {
-    if (!plan->has_live_first || plan->invariant || !s->live || p->key_first > 0 || plan->row_positions || s->request < 0) return 0;
+    if (!plan->has_live_first || plan->invariant || !s->live || p->key_first > 0) return 0;
     const fv__request *q = FV__PLAN_ARRAY(plan, fv__request, requests) + s->request;
     const int64_t position = (int64_t)q->first_position + q->num_keys - q->num_rows + s->row_first + p->row_first - q->row_first;
     const int64_t first = position + plan->live_first - s->first_position;
@@ -806,21 +815,22 @@ static int64_t unseen_keys(const fv__plan_head *plan, const fv__segment *s, cons
     return fv__cut_floor(fv__plan_origin(plan, s), first);
 }
 
+int64_t fv__plan_piece_cost(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__piece *p)
+{
+    const fv__cost_model *m = shape->cost;
+    const fv__segment *s = FV__PLAN_ARRAY(plan, fv__segment, segments) + p->segment;
+    const int64_t packed = (int64_t)p->num_rows * plan->unit_heads, unseen = unseen_keys(plan, s, p);
+    const fv__cut_cost c = { m->piece + packed * m->row, m->block + packed * m->block_row, packed * m->part };
+    return fv__cut_piece_cost(&c, fv__cut_blocks(fv__plan_origin(plan, s), p->key_first + unseen, p->num_keys - unseen),
+                              p->slot >= 0 ? fv__plan_parts(plan, s, p) : 0);
+}
+
 void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *shape, int64_t *out)
 {
-    const fv__cost_model *model = shape->cost;
     const int32_t *first = FV__PLAN_ARRAY(plan, int32_t, worker_first);
     const fv__piece *pieces = FV__PLAN_ARRAY(plan, fv__piece, pieces);
-    const fv__segment *segments = FV__PLAN_ARRAY(plan, fv__segment, segments);
     for (int32_t w = 0; w < plan->num_workers; w++) {
         out[w] = 0;
-        for (int32_t i = first[w]; i < first[w + 1]; i++) {
-            const fv__piece *p = &pieces[i];
-            const fv__segment *s = &segments[p->segment];
-            const int64_t packed = (int64_t)p->num_rows * plan->unit_heads, unseen = unseen_keys(plan, s, p);
-            const fv__cut_cost c = { model->piece + packed * model->row, model->block + packed * model->block_row, packed * model->part };
-            out[w] += fv__cut_piece_cost(&c, fv__cut_blocks(fv__plan_origin(plan, s), p->key_first + unseen, p->num_keys - unseen),
-                                         p->slot >= 0 ? fv__plan_parts(plan, s, p) : 0);
-        }
+        for (int32_t i = first[w]; i < first[w + 1]; i++) out[w] += fv__plan_piece_cost(plan, shape, &pieces[i]);
     }
 }

@@ -20,8 +20,9 @@
  *       others too, all of them have records; a record may have one part
  *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
  *   (5) pieces <= row tiles x head units + workers - 1; with given splits: row tiles x head units x splits
- *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, two parts to merge), in the invariant mode + one
- *       chunk; with given splits pieces are not cut: + the dearest piece
+ *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, three parts to merge). In the invariant mode
+ *       + one chunk, and the total counts a merge for each chunk, as cut items owe it. Where items may not be cut, + the dearest piece: with given splits, and in the invariant mode where a batch of several rows a request would
+ *       need more partials of chunks than there is room for
  *   (7) the same input gives the same bytes; costs are 64-bit integers
  *   (8) every index lies in its array
  *
@@ -189,7 +190,8 @@ fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch, cons
  * positions or lists that lift bounds given: visibility is not checked. Allocates: for tests and debug builds. */
 int fv__plan_is_valid(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__bounds *bounds, char *why, size_t size);
 
-/* Cost of each worker, from the same model. */
+/* Cost of a piece, and of each worker, from the same model. */
+int64_t fv__plan_piece_cost(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__piece *piece);
 void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *shape, int64_t *out);
 
 /* Text or SVG. Returns the bytes needed with NUL, writes at most `size`. */

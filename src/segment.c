@@ -106,30 +106,42 @@ static span tile_visible(const fv__maker *m, const fv__segment *s, const fv__til
     return keys;
 }
 
-/* The same for pages at positions of their own: from the first to the last page that holds a visible key. */
+/* Keys of page `page` at positions of its own between keys.first and keys.last: [first, last + 1) within the page; empty: first > last. */
+static span page_keys(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, int32_t page, span keys)
+{
+    const int64_t size = m->head->page_size, used = fv__min64(size, s->num_keys - page * size), at = info->page_positions[page];
+    return (span){ fv__max64(0, keys.first - at), fv__min64(used - 1, keys.last - at) };
+}
+
+static bool page_hidden(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, int32_t page, span keys)
+{
+    const span x = page_keys(m, s, info, page, keys);
+    return x.first > x.last;
+}
+
+/* The keys of such a segment: from the first to the last that is visible. */
 static void reach_pages(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, span keys, int32_t *lo, int32_t *hi)
 {
-    const int32_t size = m->head->page_size;
+    const int64_t size = m->head->page_size;
     int32_t first = 0, last = info->num_pages;
     *lo = *hi = 0;
     if (info->ascending) {
-        for (int32_t end = info->num_pages; first < end; ) {
+        for (int32_t end = last; first < end; ) {       /* the first that does not end before keys.first */
             const int32_t mid = first + (end - first) / 2;
-            if ((int64_t)info->page_positions[mid] + size - 1 < keys.first) first = mid + 1;
+            if (info->page_positions[mid] + size - 1 < keys.first) first = mid + 1;
             else end = mid;
         }
+        for (int32_t begin = first; begin < last; ) {   /* the first that begins behind keys.last */
+            const int32_t mid = begin + (last - begin) / 2;
+            if (info->page_positions[mid] > keys.last) last = mid;
+            else begin = mid + 1;
+        }
     }
-    while (first < last && ((int64_t)info->page_positions[first] + size - 1 < keys.first || info->page_positions[first] > keys.last)) {
-        if (info->ascending && info->page_positions[first] > keys.last) return;
-        first++;
-    }
-    while (last > first && (info->page_positions[last - 1] > keys.last || (int64_t)info->page_positions[last - 1] + size - 1 < keys.first)) last--;
-    if (first >= last) return;
-    const int64_t from = (int64_t)first * size + fv__max64(0, keys.first - info->page_positions[first]);
-    const int64_t to = (int64_t)(last - 1) * size + fv__min64(size, keys.last - info->page_positions[last - 1] + 1);
-    if (from >= fv__min64(to, s->num_keys)) return;
-    *lo = fv__cut_floor(0, from);
-    *hi = (int32_t)fv__min64(to, s->num_keys);
+    while (first < last && page_hidden(m, s, info, first, keys)) first++;
+    while (last > first && page_hidden(m, s, info, last - 1, keys)) last--;
+    if (first == last) return;
+    *lo = fv__cut_floor(0, first * size + page_keys(m, s, info, first, keys).first);
+    *hi = (int32_t)((last - 1) * size + page_keys(m, s, info, last - 1, keys).last + 1);
 }
 
 void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *tile)
@@ -142,11 +154,11 @@ void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_
         return;
     }
     fv__cut_reach(keys.first, keys.last, s->first_position, s->num_keys, origin, &tile->key_first, &tile->key_end);
-    if (!s->live || !m->bounds->has_first) return;
-    /* A live length below the planned one moves the rows, and what they see, to earlier keys. */
+    if (!s->live || !m->bounds->has_first || m->batch->min_position) return;
+    /* A live length below the planned one moves the rows, and what they see, to earlier keys (row positions that are given stay). */
     if (tile->key_first == tile->key_end)
         fv__cut_reach(-FAR, keys.last, s->first_position, s->num_keys, origin, &tile->key_first, &tile->key_end);
-    if (m->chunk) tile->key_first = 0;  /* a piece's chunks count from its first key */
+    if (m->chunk || m->bounds->lifted) tile->key_first = 0;     /* a piece's chunks count from its first key; lists leave nothing to skip by */
     else tile->free_keys = tile->key_first;
 }
 
@@ -207,7 +219,7 @@ void fv__segments_plain(fv__maker *m, const int32_t *begin, const int32_t *level
 
 static fv_status refuse(const fv__maker *m, fv_status status, int64_t index, const char *member, int64_t value, int64_t limit, const char *what)
 {
-    char field[48];
+    char field[96];
     snprintf(field, sizeof field, "batch.segments[%lld].%s", (long long)index, member);
     return fv__fail(m->err, status, field, value, limit, "segment %lld has %s = %lld; %s %lld", (long long)index, member, (long long)value, what,
                     (long long)limit);
@@ -225,7 +237,7 @@ static fv_status check_rows(const fv__maker *m, const fv_segment *s, int64_t i)
         return FV_OK;
     }
     for (int64_t k = 0; k < s->num_rows; k++) {
-        char member[24];
+        char member[48];
         snprintf(member, sizeof member, "rows[%lld]", (long long)k);
         if (s->rows[k] < 0 || s->rows[k] >= total) return refuse(m, FV_E_INVALID, i, member, s->rows[k], total, "rows lie between 0 and the batch's");
         if (k > 0 && s->rows[k] <= s->rows[k - 1])
@@ -276,7 +288,7 @@ static fv_status check_positions(const fv__maker *m, const fv_segment *s, int64_
     }
     for (int64_t k = 0; k < s->num_pages; k++)
         if (s->page_positions[k] < 0 || s->page_positions[k] > FV__NO_BOUND - size) {
-            char member[32];
+            char member[48];
             snprintf(member, sizeof member, "page_positions[%lld]", (long long)k);
             return refuse(m, FV_E_INVALID, i, member, s->page_positions[k], FV__NO_BOUND - size, "positions lie between 0 and 2^30, so it is at most");
         }
@@ -294,7 +306,7 @@ static fv_status check_given(const fv__maker *m)
                         (long long)limits->max_segments);
     for (int64_t i = 0; i < b->num_segments; i++) {
         const fv_segment *s = &b->segments[i];
-        char field[48];
+        char field[96];
         snprintf(field, sizeof field, "batch.segments[%lld].reserved", (long long)i);
         FV_TRY(fv__check_reserved(s->reserved, FV__COUNT(s->reserved), field, m->err));
         FV_TRY(check_rows(m, s, i));
@@ -452,7 +464,7 @@ static fv_status check_twice(fv__maker *m, int64_t k)
         if (f.end <= e.start || f.start >= e.end || f.unit_end <= e.unit_first || f.unit_first >= e.unit_end || !share_row(s, t)) continue;
         const int64_t page = common_page(m, s, t);
         if (page < 0) continue;
-        char field[48];
+        char field[96];
         const int32_t later = fv__max32(m->order[i], m->order[k]), earlier = fv__min32(m->order[i], m->order[k]);
         snprintf(field, sizeof field, "batch.segments[%d]", later);
         return fv__fail(m->err, FV_E_INVALID, field, page, earlier,
