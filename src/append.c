@@ -58,7 +58,7 @@ static fv_status count_rows(appender *a)
         return fv__fail(a->err, FV_E_INVALID, "desc.num_requests", d->num_requests, INT32_MAX / 2, "desc.num_requests is %lld",
                         (long long)d->num_requests);
     if (fv__index_given(&d->slots)) {
-        FV_TRY(fv__index_check(&d->slots, "desc.slots", 0, false, d->slots.count > 0, a->err));
+        FV_TRY(fv__index_check(&d->slots, "desc.slots", d->slots.count, true, true, a->err));
         a->rows = d->slots.count;
     } else if (fv__index_given(&d->rows)) {
         FV_TRY(fv__index_check(&d->rows, "desc.rows", d->num_requests + 1, true, true, a->err));
@@ -124,8 +124,18 @@ static fv_status check_request(appender *a, int64_t i)
     return FV_OK;
 }
 
+/* The ids are read here, on the host. */
+static fv_status check_ids(appender *a)
+{
+    const fv_pages *p = &a->d->pages;
+    if (!p->page_size) return FV_OK;
+    FV_TRY(fv__index_check(&p->ids, "desc.pages.ids", p->ids.count, true, true, a->err));
+    return fv__index_given(&p->v_ids) ? fv__index_check(&p->v_ids, "desc.pages.v_ids", p->ids.count, true, true, a->err) : FV_OK;
+}
+
 static fv_status read_requests(appender *a)
 {
+    FV_TRY(check_ids(a));
     const fv_batch batch = batch_of(a->d);
     const fv_plan_desc limits = { .max_requests = INT32_MAX, .max_rows = INT32_MAX, .max_kv_tokens = INT64_MAX, .max_pages = INT64_MAX };
     const fv__batch_memory memory = { .requests = a->requests, .tables = a->tables };
