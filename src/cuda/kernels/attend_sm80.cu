@@ -30,6 +30,7 @@
  * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS
  * (the most of 16 WR), FV_KINDS; FV_KSCALE FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores
  * are scaled before exp2, not in it; FV_INVARIANT chunks. */
+#ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
 #include "uses.cuh"
 #include "plan.cuh"
 #include "tile.cuh"
@@ -43,6 +44,8 @@
 #define PAGES_KEPT (FV_KSCALE || FV_VSCALE || FV_CONVERT_K || FV_CONVERT_V || FV_KS == FV_E2M1 || FV_VS == FV_E2M1)
 #define LOG2E 1.44269504088896341f
 #define ALL_LANES 0xffffffffu
+#define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
+#define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 /* Rare or once a piece: compiled once, not into every kind. */
 #define COLD static __device__ __noinline__
 
@@ -64,8 +67,8 @@ typedef fv_rows<Q_UNITS> q_rows;
 enum {
     K_BLOCKS = FV_KS == FV_E2M1 ? 4 * K_UNITS : 0, V_BLOCKS = FV_VS == FV_E2M1 ? 4 * (FV_VINK ? K_UNITS : V_UNITS) : 0,
     K_BYTES = FV_T * k_rows::stride, V_BYTES = FV_T * v_rows::stride,
-    K_SCALES = K_BYTES + FV_T * K_BLOCKS, V_SCALES = K_SCALES + (FV_KSCALE ? 4 * FV_T : 0),
-    K_SLOT = V_SCALES + (FV_VSCALE ? 4 * FV_T : 0), V_SLOT = V_BYTES + FV_T * V_BLOCKS,
+    K_SCALES = K_BYTES + FV_T * K_BLOCKS, V_SCALES = K_SCALES + (K_WEIGHED ? 4 * FV_T : 0),
+    K_SLOT = V_SCALES + (V_WEIGHED ? 4 * FV_T : 0), V_SLOT = V_BYTES + FV_T * V_BLOCKS,
     SLOT = K_SLOT > V_SLOT ? K_SLOT : V_SLOT,
     Q_BYTES = FV_ROWS * q_rows::stride,
     /* rows of O on their way out, f32: columns in groups of 8, turned by the row where there are 8 groups or a multiple */
@@ -86,6 +89,7 @@ struct work {
     int key_begin, key_end;             /* keys that are present */
     int pos_min, pos_max;               /* over its rows */
     int first_position, page_positions, request;
+    int origin;                         /* what tiles and chunks of the invariant mode count keys from */
     int exact;                          /* all rows together see no gaps between the first and the last key that one of them sees */
     int64_t table;
     int64_t k_base, k_tail_base, v_base;        /* bytes (fp4: elements) */
@@ -130,9 +134,6 @@ FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.pl
 
 #ifdef FV_USES
 #define USES S.uses
-#else
-struct fv_uses { };
-#define USES fv_uses()
 #endif
 
 FV_DEVICE v_at at_row(args p, const row_info &r)
@@ -359,8 +360,8 @@ template <bool IS_V> COLD void load_scales(args p, int slot, int tile)
     }
     if (!IS_V && threadIdx.x < FV_T) {
         const int t = threadIdx.x, bytes = S.k_row[r][t] != NO_ROW ? 4 : 0;
-        if (FV_KSCALE) cp_async_ca_4(SLOT_AT(slot) + K_SCALES + 4 * t, bytes ? source<false>::scale(p, r, t) : p.k_scale.data, bytes);
-        if (FV_VSCALE) cp_async_ca_4(SLOT_AT(slot) + V_SCALES + 4 * t, bytes ? source<true>::scale(p, r, t) : p.v_scale.data, bytes);
+        if (K_WEIGHED) cp_async_ca_4(SLOT_AT(slot) + K_SCALES + 4 * t, bytes ? source<false>::scale(p, r, t) : p.k_scale.data, bytes);
+        if (V_WEIGHED) cp_async_ca_4(SLOT_AT(slot) + V_SCALES + 4 * t, bytes ? source<true>::scale(p, r, t) : p.v_scale.data, bytes);
     }
 }
 #endif
@@ -390,7 +391,7 @@ template <bool IS_V> FV_DEVICE void load_tile(args p, int slot, int tile)
         }
     }
 #if PAGES_KEPT
-    if (src::BLOCKS || (!IS_V && (FV_KSCALE || FV_VSCALE))) load_scales<IS_V>(p, slot, tile);
+    if (src::BLOCKS || (!IS_V && (K_WEIGHED || V_WEIGHED))) load_scales<IS_V>(p, slot, tile);
 #endif
 }
 
@@ -624,8 +625,10 @@ COLD void open_piece(args p, int index)
         int end = c.key_first + c.num_keys;
         if (g.live && p.step->lengths) {
             const int64_t live = load_index(p.step->lengths, g.request * p.step->lengths_stride, p.step->lengths_64);
-            if (live < 0 || live > g.num_keys) fault(p, 2, g.request, 0, live);
-            if (live < end) end = live < 0 ? 0 : (int)live;
+            const d_request q = plan_array<d_request>(p, plan.requests)[g.request];
+            if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live);
+            const int64_t there = live - (g.first_position - q.first_position);
+            if (there < end) end = there < 0 ? 0 : (int)there;
         }
         W.unit = c.unit;
         W.kv_head = c.unit / plan.units_per_kv_head;
@@ -642,6 +645,7 @@ COLD void open_piece(args p, int index)
         W.pos_max = -0x7fffffff;
         W.first_position = g.first_position;
         W.page_positions = plan.page_size ? g.page_positions : -1;
+        W.origin = W.page_positions < 0 ? g.first_position : 0;
         W.request = g.request;
         W.exact = p.step->row_positions == 0 && g.request >= 0;
         W.table = g.table;
@@ -695,7 +699,7 @@ COLD void open_piece(args p, int index)
         W.exact = W.exact && FV_ALL_EXACT && !fv_lifted(USES);
 #endif
         if (FV_INVARIANT) {             /* tiles count from position 0; chunks that hold nothing still have a slot */
-            const int over = (unsigned)(W.first_position + first) % FV_T;
+            const int over = (unsigned)(W.origin + first) % FV_T;
             W.key0 = first - over;
             W.num_tiles = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
         } else {
@@ -830,7 +834,7 @@ template <int MT, int WR> FV_DEVICE void mask(args p, float (&s)[MT][S_TILES][4]
 template <int MT, int WR> FV_DEVICE void refine(args p, float (&s)[MT][S_TILES][4], uint32_t slot, int tile, int row0)
 {
     const int lane = threadIdx.x % 32, j = lane & 3, r = tile % PLACES;
-    const float scale = p.scale * W.k_scale;
+    const float scale = p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale);
     v_at at[MT][2];
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
@@ -841,7 +845,7 @@ template <int MT, int WR> FV_DEVICE void refine(args p, float (&s)[MT][S_TILES][
         for (int e = 0; e < 2; e++) {
             const int key = n * 8 + 2 * j + e, position = S.position[r][key];
             float factor = scale;
-            if (FV_KSCALE) factor *= ld_shared_f32(slot + K_SCALES + 4 * key);
+            if (K_WEIGHED) factor *= ld_shared_f32(slot + K_SCALES + 4 * key);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -912,7 +916,7 @@ template <int MT> struct weights {
 
 template <int MT> FV_DEVICE void pack_weights(float (&s)[MT][S_TILES][4], weights<MT> &w, uint32_t k_slot)
 {
-    if (FV_VSCALE) {
+    if (V_WEIGHED) {
 #pragma unroll
         for (int n = 0; n < S_TILES; n++)
 #pragma unroll
@@ -1097,7 +1101,7 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
     enum { NU = fv_div_up(V_UNITS, WV), LAST = FV_NS - 1 };
     const int warp = threadIdx.x / 32, row0 = WR == 1 ? 0 : warp % WR * 16, unit0 = WV == 1 ? 0 : warp / WR * NU;
     const int num_tiles = W.num_tiles;
-    const float factor = FV_SCALED ? LOG2E : p.scale * W.k_scale * LOG2E;
+    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
     page_ids next = fetch_ids(p, LEAD);
     load_q(p, 16 * MT * WR);
 
@@ -1158,7 +1162,7 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
         outputs<MT, NU>(w, x, SLOT_AT(slot), unit0);
         ADVANCE(slot);
 #if FV_INVARIANT
-        const int past = W.first_position + W.key0 + (tile + 1) * FV_T;
+        const int past = W.origin + W.key0 + (tile + 1) * FV_T;
         if (past % plan_of(p).chunk == 0 || tile + 1 == num_tiles) {
             join_sums(x);
             if (W.slot >= 0) {
@@ -1206,3 +1210,6 @@ extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __gr
 #undef KIND
     }
 }
+#else
+typedef int fv__attend_sm80_has_no_host_code;
+#endif
