@@ -292,6 +292,8 @@ bool bounds_measure(int threads, bool tiles, bounds *out)
 
 double bounds_time(const bounds *b, double bytes, double flops)
 {
+    if (!(b->read > 0 && b->flops > 0))
+        return 0;
     const double t = bytes / b->read, u = flops / b->flops;
     return t > u ? t : u;
 }

@@ -8,7 +8,7 @@
 
 typedef struct bounds {
     int threads;
-    double read;                        /* bytes/s: a streaming read by all threads of a set larger than the last-level cache */
+    double read;                        /* bytes/s, 0: not measured. A streaming read by all threads of a set larger than the last-level cache */
     int64_t read_set;                   /* bytes of that set */
     double flops;                       /* flop/s of the multiplier below, all threads */
     const char *multiplier;             /* "AMX bf16 tiles", "AVX-512 f32 FMA", ... */
@@ -24,7 +24,7 @@ double bounds_read_time(const void *data, int64_t bytes, int threads);
 /* Operations per second of the multiplier, measured for about 20 ms. */
 double bounds_multiply_rate(int threads, bool tiles);
 
-/* The larger of the two floors, in seconds. */
+/* The larger of the two floors, in seconds; 0 if they were not measured. */
 double bounds_time(const bounds *b, double bytes, double flops);
 
 #endif

@@ -136,8 +136,8 @@ static void load_query(const place *at, int64_t head, double *q)
 /* What the types on the way may round: weights and outputs of 16 bits, sums of f32. */
 static double allowed(const serve *s)
 {
-    const double weights = s->config.cache_type->bytes == 1 ? 0x1p-9 : s->config.cache_type->rounding;
-    return 4 * fmax(s->config.type->rounding, weights) + 5e-5;
+    const double weights = s->config.cache_type->bytes == 1 ? 0x1p-8 : s->config.cache_type->rounding;
+    return 2 * fmax(s->config.type->rounding, weights) + 5e-5;
 }
 
 static void check_head(const place *at, const definition_cache *cache, int64_t head)

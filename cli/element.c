@@ -78,7 +78,7 @@ static double load_int8(const void *at) { return *(const int8_t *)at; }
 static const element_type types[] = {
     { "f32", 4, 0x1p-24, 3.4028234663852886e38, 0, load_f32, store_f32 },
     { "f16", 2, 0x1p-11, 65504, 0x1p-24, load_f16, store_f16 },
-    { "bf16", 2, 0x1p-9, 3.3895313892515355e38, 0, load_bf16, store_bf16 },
+    { "bf16", 2, 0x1p-8, 3.3895313892515355e38, 0, load_bf16, store_bf16 },
     { "fp8_e4m3", 1, 0x1p-4, 448, 0x1p-9, load_e4m3, NULL },
     { "fp8_e5m2", 1, 0x1p-3, 57344, 0x1p-16, load_e5m2, NULL },
     { "int8", 1, 0, 127, 1, load_int8, NULL },

@@ -71,7 +71,8 @@ static void write_tiles(FILE *out, const replay *r, const summary *s)
     number_tile(out, 1e3 * s->ttft[0], "ms", "time to first token, p50");
     number_tile(out, 1e3 * s->itl[0], "ms", "between tokens, p50");
     number_tile(out, 1e3 * s->itl[1], "ms", "between tokens, p99");
-    number_tile(out, 100 * s->bound_share, "%", "of what this machine can do");
+    if (r->bounds.read > 0)
+        number_tile(out, 100 * s->bound_share, "%", "of what this machine can do");
     number_tile(out, 100 * s->hit_rate, "%", "of input tokens found in the cache");
     chart_number((double)s->peak_bytes, CHART_BYTES, text, sizeof text);
     tile(out, false, text, "", "keys and values in use at the peak");

@@ -265,7 +265,8 @@ static fv_status append(serve *s, int layer, const layer_kind *kind, fv_error *e
     const bool scaled = s->cache_scale != 1, turns = kind->rope.rotary_dim > 0;
     const fv_append_desc desc = {
         .k_scale_kind = scaled ? "tensor" : NULL, .v_scale_kind = scaled && !g->v_in_k ? "tensor" : NULL,
-        .k_scale = { .number = s->cache_scale }, .v_scale = { .number = s->cache_scale },
+        .k_scale = { .number = scaled ? s->cache_scale : 0 },
+        .v_scale = { .number = scaled && !g->v_in_k ? s->cache_scale : 0 },
         .new_k = plane_tensor(s, PLANE_K, layer), .new_k_tail = plane_tensor(s, PLANE_K_TAIL, layer),
         .new_v = plane_tensor(s, PLANE_V, layer),
         .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail), .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),

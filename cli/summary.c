@@ -99,6 +99,11 @@ static void add_bound_lines(const replay *r, summary *s)
 {
     const bounds *b = &r->bounds;
     char set[32];
+    if (!(b->read > 0)) {
+        line(s, "memory traffic", "%.2f GB/s; this machine's bounds were not measured", s->bytes_rate / 1e9);
+        line(s, "arithmetic", "%.1f GFLOP/s", s->flops_rate / 1e9);
+        return;
+    }
     chart_number((double)b->read_set, CHART_BYTES, set, sizeof set);
     line(s, "memory traffic", "%.2f GB/s, %.0f %% of a streaming read (%.1f GB/s of %s)", s->bytes_rate / 1e9,
          100 * s->bytes_rate / b->read, b->read / 1e9, set);
@@ -214,7 +219,7 @@ static json_t *json_times(const summary *s)
 
 static json_t *json_rates(const replay *r, const summary *s)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:I, s:s, s:f}",
+    return json_pack("{s:f, s:f, s:f, s:f, s:I, s:s*, s:f}",
         "bytes_per_s", s->bytes_rate, "flops_per_s", s->flops_rate, "bound_share", s->bound_share,
         "read_bytes_per_s", r->bounds.read, "read_set_bytes", (json_int_t)r->bounds.read_set, "multiplier", r->bounds.multiplier,
         "multiplier_flops_per_s", r->bounds.flops);
