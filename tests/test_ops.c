@@ -173,8 +173,10 @@ static void frequencies(void **state)
     int kept = 0, divided = 0;
     for (int i = 0; i < 64; i++) {
         const double plain = pow(500000, -i / 64.0), wave = 6.283185307179586 / plain;
-        if (wave < 2048) assert_true(f[i] == (float)plain), kept++;
-        else if (wave > 8192) assert_true(f[i] == (float)(plain / 8)), divided++;
+        kept += wave < 2048;
+        divided += wave > 8192;
+        if (wave < 2048) assert_true(f[i] == (float)plain);
+        else if (wave > 8192) assert_true(f[i] == (float)(plain / 8));
         else assert_true(f[i] < (float)plain && f[i] > (float)(plain / 8));
         if (i) assert_true(f[i] < f[i - 1]);
     }
