@@ -211,13 +211,13 @@ static void check_arithmetic(const probe *p)
         const float fused = fmaf(a[i], b[i], c[i]), apart = a[i] * b[i] + c[i];
         ok &= y[i] == fused || y[i] == apart;
     }
-    report(p, "fma", ok, "is neither fused nor apart%.0s%.0s", 0, 0);
+    report(p, "fma", ok, "is neither fused nor apart (%.0f, %.0f)", 0, 0);
     ok = true;
     p->max(a, b, y);
     for (int i = 0; i < PROBE_BLOCK; i++) ok &= y[i] == fmaxf(a[i], b[i]);
     p->min(a, b, y);
     for (int i = 0; i < PROBE_BLOCK; i++) ok &= y[i] == fminf(a[i], b[i]);
-    report(p, "max, min", ok, "differ%.0s%.0s", 0, 0);
+    report(p, "max, min", ok, "differ (%.0f, %.0f)", 0, 0);
     ok = true;
     for (int op = 0; op < 6; op++) {
         uint32_t want = 0;
@@ -227,7 +227,7 @@ static void check_arithmetic(const probe *p)
         }
         ok &= p->compare(a, b, op) == want;
     }
-    report(p, "comparisons", ok, "differ%.0s%.0s", 0, 0);
+    report(p, "comparisons", ok, "differ (%.0f, %.0f)", 0, 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- types */

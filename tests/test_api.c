@@ -108,7 +108,7 @@ static void add_request(csr *c, int rows, int length, const int32_t *ids, int pa
 {
     c->rows[c->n + 1] = c->rows[c->n] + rows;
     c->lengths[c->n] = length;
-    memcpy(c->ids + c->indptr[c->n], ids, (size_t)pages * sizeof *ids);
+    if (pages) memcpy(c->ids + c->indptr[c->n], ids, (size_t)pages * sizeof *ids);
     c->indptr[c->n + 1] = c->indptr[c->n] + pages;
     c->n++;
 }

@@ -116,7 +116,7 @@ static void hook_chunk(work *w, block *b, const chunk *c)
 
 static v_mask sees(v_i32 lo, v_i32 hi, int key)
 {
-    return key < 32 ? lo << (31 - key) >> 31 : hi << (63 - key) >> 31;
+    return key < 32 ? (v_i32)((v_u32)lo << (31 - key)) >> 31 : (v_i32)((v_u32)hi << (63 - key)) >> 31;
 }
 
 /* What a row does not see becomes `nothing`: -inf as a score, 0 as a weight. */
