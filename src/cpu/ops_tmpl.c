@@ -222,18 +222,26 @@ static int64_t element(const int64_t *stride, place p, int head)
     return p.page * stride[0] + (p.paged ? p.token * stride[1] + head * stride[2] : head * stride[1]);
 }
 
-/* Largest finite magnitude. */
+/* The largest of a vector's lanes, none of them NaN. */
+static float largest_lane(v_f32 x)
+{
+    float lanes[V_LANES];
+    v_store(lanes, x);
+    for (int half = V_LANES / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+    return lanes[0];
+}
+
+/* Largest finite magnitude of x and so_far. */
 static float largest_of(const float *x, int n, float so_far)
 {
     v_f32 most = v_set(so_far);
-    float rest[V_LANES];
     int i = 0;
     for (; i + V_LANES <= n; i += V_LANES) {
         const v_f32 y = v_abs(v_load(x + i));
         most = v_max(most, v_select(v_le(y, v_set(FLT_MAX)), y, v_set(0.0f)));
     }
-    v_store(rest, most);
-    for (int l = 0; l < V_LANES; l++) so_far = rest[l] > so_far ? rest[l] : so_far;
+    so_far = largest_lane(most);
     for (; i < n; i++) {
         const float y = fabsf(x[i]);
         if (y <= FLT_MAX && y > so_far) so_far = y;
@@ -400,22 +408,31 @@ static int survey(const fv__merge_job *job, int64_t row, int head, int *last, fl
     return count;
 }
 
+/* A row as floats: where it lies when whole vectors can be read there, else a copy. */
+static const float *row_of(const fv__view *view, int64_t at, int n, float *copy)
+{
+    if (view->dtype == FV__DTYPE_f32 && n % V_LANES == 0) return (const float *)view->data + at;
+    load_row(view, at, n, copy);
+    return copy;
+}
+
 /* out = sum of weights * o / sum of weights; returns the sum. */
 static float weigh(const fv__merge_job *job, int64_t row, int head, float most, float *out)
 {
-    float x[ROW], sum = 0;
+    float copy[ROW], sum = 0;
     const int n = job->o.width;
-    memset(out, 0, ROW * sizeof *out);
+    memset(out, 0, (size_t)fv__round_up(n, V_LANES) * sizeof *out);
     for (int s = 0; s < job->num_states; s++) {
         const float lse = *lse_at(&job->lse_states[s], row, head);
         if (lse == -INFINITY) continue;
         const float w = job->base2 ? exp2f(lse - most) : expf(lse - most);
         const fv__view *o = &job->o_states[s];
+        const float *x = row_of(o, row * o->stride[0] + head * o->stride[1], n, copy);
         sum += w;
-        load_row(o, row * o->stride[0] + head * o->stride[1], n, x);
         for (int i = 0; i < n; i += V_LANES) v_store(out + i, v_add(v_load(out + i), v_mul(v_load(x + i), v_set(w))));
     }
-    divide(out, n, sum);
+    const v_f32 inverse = v_set(1 / sum);
+    for (int i = 0; i < n; i += V_LANES) v_store(out + i, v_mul(v_load(out + i), inverse));
     return sum;
 }
 
@@ -435,13 +452,13 @@ static void merge_head(const fv__merge_job *job, int64_t row, int head)
         } else {
             copy_row(only, from, &job->o, at, n);
         }
+    } else if (count) {
+        const float sum = weigh(job, row, head, most, out);
+        lse = most + (job->base2 ? log2f(sum) : logf(sum));
+        store_row(&job->o, at, n, out);
     } else {
         memset(out, 0, sizeof out);
         lse = -INFINITY;
-        if (count) {
-            const float sum = weigh(job, row, head, most, out);
-            lse = most + (job->base2 ? log2f(sum) : logf(sum));
-        }
         store_row(&job->o, at, n, out);
     }
     if (job->lse.data) ((float *)job->lse.data)[row * job->lse.stride[0] + head * job->lse.stride[1]] = lse;
