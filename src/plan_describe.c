@@ -90,7 +90,7 @@ static void put_segments(drawing *d)
             put(d, "  request %d", s->request);
             put_range(d, "row", s->row_first, s->num_rows);
         } else {
-            put(d, "  %d rows", s->num_rows);
+            put(d, "  %d row%s", s->num_rows, plural(s->num_rows));
             for (int32_t k = 0; k < s->num_rows && k < 8; k++) put(d, "%s%d", k ? "," : " ", listed[s->row_first + k].row);
             if (s->num_rows > 8) put(d, ",..");
         }
@@ -241,22 +241,24 @@ static void put_column(drawing *d, const frame *f, int32_t worker)
     put_box(d, f, worker, from, to, colour, mixed);
 }
 
-/* Lower edges of pieces that owe a merge. */
+/* Lower edges of pieces that owe a merge, as far as they can be told apart. */
 static void put_merge_marks(drawing *d, const frame *f)
 {
     int32_t marks = 0;
     put(d, "<path class=\"m\" d=\"");
     for (int32_t w = 0; w < d->plan->num_workers; w++) {
-        int64_t cost = 0;
+        int64_t cost = 0, last = -100;
         for (int32_t i = d->worker_first[w]; i < d->worker_first[w + 1] && marks < MAX_BOXES; i++) {
             cost += piece_cost(d, &d->pieces[i]);
-            if (d->pieces[i].slot < 0 || d->pieces[i].num_keys == 0) continue;
+            const int64_t y = f->top + down(f, cost) - 8;
+            if (d->pieces[i].slot < 0 || d->pieces[i].num_keys == 0 || y < last + 30) continue;
             put(d, "M");
             put_tenths(d, f->left + w * f->column);
             put(d, " ");
-            put_tenths(d, f->top + down(f, cost) - 8);
+            put_tenths(d, y);
             put(d, "h");
             put_tenths(d, f->column - f->gap);
+            last = y;
             marks++;
         }
     }
@@ -321,7 +323,7 @@ static void put_legend(drawing *d, const frame *f, int64_t y)
         entry++;
     }
     while (entry < MAX_LEGEND && (r = next_largest(d, r)) >= 0) {
-        const int64_t x = left + entry % 3 * 210, line = y + entry / 3 * 18;
+        const int64_t x = left + entry % 3 * 225, line = y + entry / 3 * 18;
         put(d, "<rect x=\"%lld\" y=\"%lld\" width=\"12\" height=\"12\" ", (long long)x, (long long)line);
         put_fill(d, r);
         put(d, "/><text x=\"%lld\" y=\"%lld\">request %d: %d key%s, %d row%s</text>\n", (long long)x + 18, (long long)line + 10, r,
@@ -349,7 +351,7 @@ static void put_picture(drawing *d)
     put(d, "<style>svg{--ink:#1c2128;--soft:#8b949e;--back:#fff;--accent:#c2255c;background:var(--back);font:12px system-ui,sans-serif}"
            "@media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--soft:#6e7681;--back:#0d1117;--accent:#ff7aa8}}"
            "text{fill:var(--ink)}.t{font-size:15px;font-weight:600}.g{stroke:var(--soft);stroke-width:.5;fill:none}"
-           ".a{stroke:var(--accent);stroke-dasharray:4 3;fill:none}.m{stroke:var(--ink);stroke-width:1.2;fill:none}"
+           ".a{stroke:var(--accent);stroke-dasharray:4 3;fill:none}.m{stroke:var(--ink);stroke-opacity:.6;fill:none}"
            ".h{stroke:var(--back);stroke-width:2}.b{fill:var(--soft)}.p path{stroke:var(--back);stroke-width:.5}</style>\n"
            "<defs><pattern id=\"shared\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">"
            "<rect class=\"b\" width=\"6\" height=\"6\"/><path class=\"h\" d=\"M0 0V6\"/></pattern></defs>\n");
