@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* append.c -- fv_append: where each new row goes (its token slot) and what it turns by, then one pass that rotates, quantises and scatters.
+/* append.c -- fv_append: where each new row goes (its token slot) and what it turns by, then one
+ * pass that rotates, quantises and scatters.
  *
- * Slots come from the requests' page tables, read as a batch is, or from the caller. What is wrong with the call is refused before a byte is
- * written; what is wrong in data (a page id or a slot outside of the pool) goes to the error word, and the row is left out. */
+ * Slots come from the requests' page tables, read as a batch is, or from the caller. What is wrong
+ * with the call is refused before a byte is written; what is wrong in data (a page id or a slot
+ * outside of the pool) goes to the error word, and the row is left out. */
 #include "batch.h"
 #include "ops.h"
 
@@ -17,7 +19,6 @@ typedef struct appender {
     fv__append_job job;
     int64_t rows;
     int64_t tokens;                     /* that the cache must have; ragged only */
-    fv__view cache[3];                  /* k, k_tail, v as checked */
 
     /* one block of memory */
     void *memory;
@@ -30,7 +31,7 @@ typedef struct appender {
 
 static const char *const kinds[] = { "none", "tensor", "head", "token_head" };
 
-/* ---------------------------------------------------------------------------------------------- which rows, and where */
+/* ------------------------------------------------------------------------ which rows, and where */
 
 /* The batch reader speaks of "batch.*"; the caller knows the same fields as "desc.*". */
 static void rename_fields(fv_error *err)
@@ -46,8 +47,12 @@ static void rename_fields(fv_error *err)
 
 static fv_batch batch_of(const fv_append_desc *d)
 {
-    return (fv_batch){ .num_requests = d->num_requests, .rows = d->rows, .lengths = d->lengths, .pages = d->pages,
-                       .kv_indptr = d->kv_indptr, .first_positions = d->first_positions };
+    return (fv_batch){ .num_requests = d->num_requests,
+                       .rows = d->rows,
+                       .lengths = d->lengths,
+                       .pages = d->pages,
+                       .kv_indptr = d->kv_indptr,
+                       .first_positions = d->first_positions };
 }
 
 /* Rows that the requests have, so that memory can be had before the tables are read. */
@@ -55,8 +60,8 @@ static fv_status count_rows(appender *a)
 {
     const fv_append_desc *d = a->d;
     if (d->num_requests < 0 || d->num_requests > INT32_MAX / 2)
-        return fv__fail(a->err, FV_E_INVALID, "desc.num_requests", d->num_requests, INT32_MAX / 2, "desc.num_requests is %lld",
-                        (long long)d->num_requests);
+        return fv__fail(a->err, FV_E_INVALID, "desc.num_requests", d->num_requests, INT32_MAX / 2,
+                        "desc.num_requests is %lld", (long long)d->num_requests);
     if (fv__index_given(&d->slots)) {
         FV_TRY(fv__index_check(&d->slots, "desc.slots", d->slots.count, true, true, a->err));
         a->rows = d->slots.count;
@@ -67,17 +72,20 @@ static fv_status count_rows(appender *a)
         a->rows = d->num_requests;
     }
     if (a->rows < 0 || a->rows > INT32_MAX / 2)
-        return fv__fail(a->err, FV_E_INVALID, "desc.rows", a->rows, INT32_MAX / 2, "there are %lld rows; 0 to %d", (long long)a->rows,
-                        INT32_MAX / 2);
+        return fv__fail(a->err, FV_E_INVALID, "desc.rows", a->rows, INT32_MAX / 2,
+                        "there are %lld rows; 0 to %d", (long long)a->rows, INT32_MAX / 2);
     return FV_OK;
 }
 
 static fv_status allocate(appender *a)
 {
     const size_t rows = (size_t)a->rows, requests = (size_t)a->d->num_requests;
-    a->bytes = rows * (2 * sizeof *a->slots + sizeof *a->positions) + requests * (sizeof *a->tables + sizeof *a->requests) + 64;
+    a->bytes = rows * (2 * sizeof *a->slots + sizeof *a->positions) +
+               requests * (sizeof *a->tables + sizeof *a->requests) + 64;
     a->memory = fv__ctx_alloc(a->ctx, a->bytes);
-    if (!a->memory) return fv__fail(a->err, FV_E_NO_MEMORY, "desc.rows", a->rows, 0, "no memory for %lld rows", (long long)a->rows);
+    if (!a->memory)
+        return fv__fail(a->err, FV_E_NO_MEMORY, "desc.rows", a->rows, 0, "no memory for %lld rows",
+                        (long long)a->rows);
     a->slots = a->memory;
     a->v_slots = a->slots + rows;
     a->tables = a->v_slots + rows;
@@ -86,8 +94,10 @@ static fv_status allocate(appender *a)
     return FV_OK;
 }
 
-/* Slot of key `key` of the request whose page list begins at entry `table`; -1 with a fault when the id is none of the pool. */
-static int64_t slot_in_page(appender *a, const fv_index *ids, int64_t request, int64_t table, int64_t key)
+/* Slot of key `key` of the request whose page list begins at entry `table`; -1 with a fault when
+ * the id is none of the pool. */
+static int64_t slot_in_page(appender *a, const fv_index *ids, int64_t request, int64_t table,
+                            int64_t key)
 {
     const fv_pages *p = &a->d->pages;
     const int64_t entry = key / p->page_size, id = fv__index_at(ids, table + entry);
@@ -103,8 +113,10 @@ static void place_request(appender *a, int64_t i)
     for (int32_t n = 0; n < r->num_rows; n++) {
         const int64_t row = r->row_first + n, key = r->num_keys - r->num_rows + n;
         a->positions[row] = (int32_t)(r->first_position + key);
-        a->slots[row] = p->page_size ? slot_in_page(a, &p->ids, i, a->tables[i], key) : a->tables[i] + key;
-        if (fv__index_given(&p->v_ids)) a->v_slots[row] = slot_in_page(a, &p->v_ids, i, a->tables[i], key);
+        a->slots[row] =
+            p->page_size ? slot_in_page(a, &p->ids, i, a->tables[i], key) : a->tables[i] + key;
+        if (fv__index_given(&p->v_ids))
+            a->v_slots[row] = slot_in_page(a, &p->v_ids, i, a->tables[i], key);
     }
 }
 
@@ -114,13 +126,15 @@ static fv_status check_request(appender *a, int64_t i)
     char field[48];
     snprintf(field, sizeof field, "desc.lengths[%lld]", (long long)i);
     if (r->num_rows > r->num_keys)
-        return fv__fail_request(a->err, FV_E_INVALID, field, i, r->num_keys, r->num_rows,
-                                "request %lld has %d keys, its %d new rows included: lengths count the new rows", (long long)i, r->num_keys,
-                                r->num_rows);
+        return fv__fail_request(
+            a->err, FV_E_INVALID, field, i, r->num_keys, r->num_rows,
+            "request %lld has %d keys, its %d new rows included: lengths count the new rows",
+            (long long)i, r->num_keys, r->num_rows);
     if ((int64_t)r->first_position + r->num_keys > FV__NO_BOUND)
-        return fv__fail_request(a->err, FV_E_INVALID, field, i, r->num_keys, FV__NO_BOUND - r->first_position,
-                                "request %lld reaches position %lld; positions lie below 2^30", (long long)i,
-                                (long long)r->first_position + r->num_keys - 1);
+        return fv__fail_request(a->err, FV_E_INVALID, field, i, r->num_keys,
+                                FV__NO_BOUND - r->first_position,
+                                "request %lld reaches position %lld; positions lie below 2^30",
+                                (long long)i, (long long)r->first_position + r->num_keys - 1);
     return FV_OK;
 }
 
@@ -130,18 +144,24 @@ static fv_status check_ids(appender *a)
     const fv_pages *p = &a->d->pages;
     if (!p->page_size) return FV_OK;
     FV_TRY(fv__index_check(&p->ids, "desc.pages.ids", p->ids.count, true, true, a->err));
-    return fv__index_given(&p->v_ids) ? fv__index_check(&p->v_ids, "desc.pages.v_ids", p->ids.count, true, true, a->err) : FV_OK;
+    return fv__index_given(&p->v_ids)
+               ? fv__index_check(&p->v_ids, "desc.pages.v_ids", p->ids.count, true, true, a->err)
+               : FV_OK;
 }
 
 static fv_status read_requests(appender *a)
 {
     FV_TRY(check_ids(a));
     const fv_batch batch = batch_of(a->d);
-    const fv_plan_desc limits = { .max_requests = INT32_MAX, .max_rows = INT32_MAX, .max_kv_tokens = INT64_MAX, .max_pages = INT64_MAX };
+    const fv_plan_desc limits = { .max_requests = INT32_MAX,
+                                  .max_rows = INT32_MAX,
+                                  .max_kv_tokens = INT64_MAX,
+                                  .max_pages = INT64_MAX };
     const fv__batch_memory memory = { .requests = a->requests, .tables = a->tables };
     fv__batch read;
     fv__tables tables;
-    const fv_status status = fv__batch_read(&batch, &limits, false, &memory, &read, &tables, a->err);
+    const fv_status status =
+        fv__batch_read(&batch, &limits, false, &memory, &read, &tables, a->err);
     if (status != FV_OK && a->err) rename_fields(a->err);
     FV_TRY(status);
     for (int64_t i = 0; i < a->d->num_requests; i++) FV_TRY(check_request(a, i));
@@ -153,8 +173,9 @@ static fv_status read_slots(appender *a)
 {
     const fv_pages *p = &a->d->pages;
     if (p->page_size < 0 || p->num_pages < 0 || p->num_pages > INT32_MAX)
-        return fv__fail(a->err, FV_E_INVALID, "desc.pages.num_pages", p->num_pages, INT32_MAX, "desc.pages has %lld pages of %d tokens",
-                        (long long)p->num_pages, p->page_size);
+        return fv__fail(a->err, FV_E_INVALID, "desc.pages.num_pages", p->num_pages, INT32_MAX,
+                        "desc.pages has %lld pages of %d tokens", (long long)p->num_pages,
+                        p->page_size);
     return FV_OK;
 }
 
@@ -167,36 +188,44 @@ static void place_rows(appender *a)
         for (int64_t row = 0; row < a->rows; row++) a->slots[row] = fv__index_at(&a->d->slots, row);
     }
     if (!fv__index_given(&a->d->row_positions)) return;
-    for (int64_t row = 0; row < a->rows; row++) a->positions[row] = (int32_t)fv__index_at(&a->d->row_positions, row);
+    for (int64_t row = 0; row < a->rows; row++)
+        a->positions[row] = (int32_t)fv__index_at(&a->d->row_positions, row);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ tensors */
+/* -------------------------------------------------------------------------------------- tensors */
 
 /* New rows: as many as there are, or more. */
-static fv_status new_rows(appender *a, const fv_tensor *t, const char *field, int64_t heads, fv__view *out)
+static fv_status new_rows(appender *a, const fv_tensor *t, const char *field, int64_t heads,
+                          fv__view *out)
 {
     FV_TRY(fv__ops_rows(t, field, heads, FV__ANY, out, a->err));
     if (t->shape[0] < a->rows)
-        return fv__fail(a->err, FV_E_INVALID, field, t->shape[0], a->rows, "%s has %lld rows; there are %lld new ones", field,
-                        (long long)t->shape[0], (long long)a->rows);
+        return fv__fail(a->err, FV_E_INVALID, field, t->shape[0], a->rows,
+                        "%s has %lld rows; there are %lld new ones", field, (long long)t->shape[0],
+                        (long long)a->rows);
     return FV_OK;
 }
 
 /* [pages, page_size, kv heads, width], or [tokens, kv heads, width]. */
-static fv_status cache_view(appender *a, const fv_tensor *t, const char *field, fv__dtype dtype, int64_t width, fv__view *out)
+static fv_status cache_view(appender *a, const fv_tensor *t, const char *field, fv__dtype dtype,
+                            int64_t width, fv__view *out)
 {
     const fv_pages *p = &a->d->pages;
     const int64_t heads = a->job.num_kv_heads;
     if (!p->page_size) {
-        FV_TRY(fv__tensor_view(t, field, dtype, 3, (int64_t[]){ FV__ANY, heads, width }, out, a->err));
+        FV_TRY(
+            fv__tensor_view(t, field, dtype, 3, (int64_t[]){ FV__ANY, heads, width }, out, a->err));
         a->job.num_slots = fv__min64(a->job.num_slots, out->extent);
         if (out->extent >= a->tokens) return FV_OK;
-        return fv__fail(a->err, FV_E_INVALID, field, out->extent, a->tokens, "%s has %lld tokens; the requests reach token %lld", field,
+        return fv__fail(a->err, FV_E_INVALID, field, out->extent, a->tokens,
+                        "%s has %lld tokens; the requests reach token %lld", field,
                         (long long)out->extent, (long long)a->tokens);
     }
-    FV_TRY(fv__tensor_view(t, field, dtype, 4, (int64_t[]){ FV__ANY, p->page_size, heads, width }, out, a->err));
+    FV_TRY(fv__tensor_view(t, field, dtype, 4, (int64_t[]){ FV__ANY, p->page_size, heads, width },
+                           out, a->err));
     if (out->extent >= p->num_pages) return FV_OK;
-    return fv__fail(a->err, FV_E_INVALID, field, out->extent, p->num_pages, "%s has %lld pages; desc.pages.num_pages is %lld", field,
+    return fv__fail(a->err, FV_E_INVALID, field, out->extent, p->num_pages,
+                    "%s has %lld pages; desc.pages.num_pages is %lld", field,
                     (long long)out->extent, (long long)p->num_pages);
 }
 
@@ -207,8 +236,8 @@ static fv_status refuse_given(appender *a, const fv_tensor *t, const char *field
 }
 
 /* One of K, tail and V: the new rows, the cache, and fp4's block scales. */
-static fv_status pair_views(appender *a, const fv_tensor *fresh, const char *fresh_field, fv__view *from, const fv_tensor *cache,
-                            const char *field, fv__view *to)
+static fv_status pair_views(appender *a, const fv_tensor *fresh, const char *fresh_field,
+                            fv__view *from, const fv_tensor *cache, const char *field, fv__view *to)
 {
     fv__dtype dtype;
     FV_TRY(new_rows(a, fresh, fresh_field, a->job.num_kv_heads, from));
@@ -216,11 +245,14 @@ static fv_status pair_views(appender *a, const fv_tensor *fresh, const char *fre
     return cache_view(a, cache, field, dtype, from->width, to);
 }
 
-static fv_status block_scales(appender *a, const fv_tensor *t, const char *field, const fv__view *cache, fv__view *out)
+static fv_status block_scales(appender *a, const fv_tensor *t, const char *field,
+                              const fv__view *cache, fv__view *out)
 {
-    if (!cache->data || cache->dtype != FV__DTYPE_fp4_e2m1) return refuse_given(a, t, field, "only fp4_e2m1 has block scales");
+    if (!cache->data || cache->dtype != FV__DTYPE_fp4_e2m1)
+        return refuse_given(a, t, field, "only fp4_e2m1 has block scales");
     if (cache->width % 16)
-        return fv__fail(a->err, FV_E_INVALID, field, cache->width, 16, "%s: fp4_e2m1 rows are %d wide; a multiple of 16 is needed", field,
+        return fv__fail(a->err, FV_E_INVALID, field, cache->width, 16,
+                        "%s: fp4_e2m1 rows are %d wide; a multiple of 16 is needed", field,
                         cache->width);
     return cache_view(a, t, field, FV__DTYPE_fp8_e4m3, cache->width / 16, out);
 }
@@ -229,14 +261,17 @@ static fv_status key_views(appender *a)
 {
     const fv_append_desc *d = a->d;
     fv__append_job *job = &a->job;
-    if (d->new_k.ndim == 3) job->num_kv_heads = (int32_t)fv__min64(fv__max64(d->new_k.shape[1], 0), INT32_MAX);
+    if (d->new_k.ndim == 3)
+        job->num_kv_heads = (int32_t)fv__min64(fv__max64(d->new_k.shape[1], 0), INT32_MAX);
     FV_TRY(pair_views(a, &d->new_k, "desc.new_k", &job->new_k, &d->k, "desc.k", &job->k));
     if (!d->new_k_tail.data) {
         FV_TRY(refuse_given(a, &d->k_tail, "desc.k_tail", "desc.new_k_tail is absent"));
     } else {
-        FV_TRY(pair_views(a, &d->new_k_tail, "desc.new_k_tail", &job->new_k_tail, &d->k_tail, "desc.k_tail", &job->k_tail));
+        FV_TRY(pair_views(a, &d->new_k_tail, "desc.new_k_tail", &job->new_k_tail, &d->k_tail,
+                          "desc.k_tail", &job->k_tail));
         if (job->k_tail.dtype != job->k.dtype || job->k.dtype == FV__DTYPE_fp4_e2m1)
-            return fv__fail(a->err, FV_E_INVALID, "desc.k_tail", 0, 0, "desc.k_tail is %s and desc.k %s; they must be one type, not fp4_e2m1",
+            return fv__fail(a->err, FV_E_INVALID, "desc.k_tail", 0, 0,
+                            "desc.k_tail is %s and desc.k %s; they must be one type, not fp4_e2m1",
                             d->k_tail.dtype, d->k.dtype);
     }
     return block_scales(a, &d->k_block_scale, "desc.k_block_scale", &job->k, &job->k_block_scale);
@@ -249,10 +284,11 @@ static fv_status value_views(appender *a)
         FV_TRY(pair_views(a, &d->new_v, "desc.new_v", &a->job.new_v, &d->v, "desc.v", &a->job.v));
     else
         FV_TRY(refuse_given(a, &d->v, "desc.v", "desc.new_v is absent"));
-    return block_scales(a, &d->v_block_scale, "desc.v_block_scale", &a->job.v, &a->job.v_block_scale);
+    return block_scales(a, &d->v_block_scale, "desc.v_block_scale", &a->job.v,
+                        &a->job.v_block_scale);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- scales */
+/* --------------------------------------------------------------------------------------- scales */
 
 static fv_status check_scale(appender *a, const char *field, double x)
 {
@@ -267,7 +303,8 @@ static fv_status number_scale(appender *a, const fv_arg *arg, const char *field,
     fv__view view;
     double x = arg->number;
     if (arg->tensor) {
-        FV_TRY(fv__tensor_view(arg->tensor, field, FV__DTYPE_f32, 1, (int64_t[]){ 1 }, &view, a->err));
+        FV_TRY(
+            fv__tensor_view(arg->tensor, field, FV__DTYPE_f32, 1, (int64_t[]){ 1 }, &view, a->err));
         x = *(const float *)view.data;
     }
     out->number = (float)x;
@@ -279,28 +316,35 @@ static fv_status head_scale(appender *a, const fv_arg *arg, const char *field, f
 {
     fv__view view;
     fv_tensor wide = *arg->tensor;
-    if (wide.ndim != 1) return fv__fail(a->err, FV_E_INVALID, field, wide.ndim, 1, "%s has %d axes; expected 1 (kv heads)", field, wide.ndim);
+    if (wide.ndim != 1)
+        return fv__fail(a->err, FV_E_INVALID, field, wide.ndim, 1,
+                        "%s has %d axes; expected 1 (kv heads)", field, wide.ndim);
     wide.ndim = 2;
     wide.shape[1] = wide.stride[1] = 1;
-    FV_TRY(fv__tensor_view(&wide, field, FV__DTYPE_f32, 2, (int64_t[]){ a->job.num_kv_heads, 1 }, &view, a->err));
+    FV_TRY(fv__tensor_view(&wide, field, FV__DTYPE_f32, 2, (int64_t[]){ a->job.num_kv_heads, 1 },
+                           &view, a->err));
     out->data = (const float *)view.data;
     out->stride[0] = view.stride[0];
-    for (int h = 0; h < a->job.num_kv_heads; h++) FV_TRY(check_scale(a, field, out->data[h * out->stride[0]]));
+    for (int h = 0; h < a->job.num_kv_heads; h++)
+        FV_TRY(check_scale(a, field, out->data[h * out->stride[0]]));
     return FV_OK;
 }
 
 /* The cache's axes without the last; written. */
-static fv_status token_scale(appender *a, const fv_arg *arg, const char *field, const fv__view *cache, fv__scale *out)
+static fv_status token_scale(appender *a, const fv_arg *arg, const char *field,
+                             const fv__view *cache, fv__scale *out)
 {
     const int axes = a->d->pages.page_size ? 3 : 2;
     fv__view view;
     fv_tensor wide = *arg->tensor;
     if (fv__dtypes[cache->dtype].bits > 8)
-        return fv__fail(a->err, FV_E_UNSUPPORTED, field, fv__dtypes[cache->dtype].bits, 8,
-                        "%s: scales per token and head are written for types of 8 bits and fewer, not for %s", field,
-                        fv__dtypes[cache->dtype].name);
+        return fv__fail(
+            a->err, FV_E_UNSUPPORTED, field, fv__dtypes[cache->dtype].bits, 8,
+            "%s: scales per token and head are written for types of 8 bits and fewer, not for %s",
+            field, fv__dtypes[cache->dtype].name);
     if (wide.ndim != axes)
-        return fv__fail(a->err, FV_E_INVALID, field, wide.ndim, axes, "%s has %d axes; expected %d, the cache's without the last", field,
+        return fv__fail(a->err, FV_E_INVALID, field, wide.ndim, axes,
+                        "%s has %d axes; expected %d, the cache's without the last", field,
                         wide.ndim, axes);
     wide.ndim = axes + 1;
     wide.shape[axes] = wide.stride[axes] = 1;
@@ -319,44 +363,55 @@ static fv_status read_kind(appender *a, const char *name, const char *field, fv_
             return FV_OK;
         }
     if (!name) return FV_OK;
-    return fv__fail(a->err, FV_E_INVALID, field, 0, 0, "%s is \"%.24s\"; it must be none, tensor, head or token_head", field, name);
+    return fv__fail(a->err, FV_E_INVALID, field, 0, 0,
+                    "%s is \"%.24s\"; it must be none, tensor, head or token_head", field, name);
 }
 
-static fv_status read_scale(appender *a, const char *kind, const char *kind_field, const fv_arg *arg, const char *field,
-                            const fv__view *cache, fv__scale *out)
+static fv_status read_scale(appender *a, const char *kind, const char *kind_field,
+                            const fv_arg *arg, const char *field, const fv__view *cache,
+                            fv__scale *out)
 {
     *out = (fv__scale){ .number = 1 };
     FV_TRY(read_kind(a, kind, kind_field, &out->kind));
     if (arg->reserved)
-        return fv__fail(a->err, FV_E_INVALID, field, (int64_t)arg->reserved, 0, "the reserved word of %s must be 0", field);
+        return fv__fail(a->err, FV_E_INVALID, field, (int64_t)arg->reserved, 0,
+                        "the reserved word of %s must be 0", field);
     if (out->kind == FV__SCALE_NONE || !cache->data) {
-        if (arg->number == 0 && !arg->tensor && (cache->data || out->kind == FV__SCALE_NONE)) return FV_OK;
+        if (arg->number == 0 && !arg->tensor && (cache->data || out->kind == FV__SCALE_NONE))
+            return FV_OK;
         return fv__fail(a->err, FV_E_INVALID, field, 0, 0, "%s is given, but %s", field,
                         cache->data ? "its kind is none" : "there is nothing that it could scale");
     }
     if (arg->tensor && arg->number != 0)
-        return fv__fail(a->err, FV_E_INVALID, field, 2, 1, "%s is given as a tensor and as the number %g", field, arg->number);
+        return fv__fail(a->err, FV_E_INVALID, field, 2, 1,
+                        "%s is given as a tensor and as the number %g", field, arg->number);
     if (out->kind == FV__SCALE_TENSOR) return number_scale(a, arg, field, out);
-    if (!arg->tensor) return fv__fail(a->err, FV_E_INVALID, field, 0, 0, "%s must be a tensor: its kind is %s", field, kind);
-    return out->kind == FV__SCALE_HEAD ? head_scale(a, arg, field, out) : token_scale(a, arg, field, cache, out);
+    if (!arg->tensor)
+        return fv__fail(a->err, FV_E_INVALID, field, 0, 0, "%s must be a tensor: its kind is %s",
+                        field, kind);
+    return out->kind == FV__SCALE_HEAD ? head_scale(a, arg, field, out)
+                                       : token_scale(a, arg, field, cache, out);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- rotation */
+/* ------------------------------------------------------------------------------------- rotation */
 
 static fv_status read_rope(appender *a)
 {
     const fv_append_desc *d = a->d;
     fv__append_job *job = &a->job;
     const bool tail = job->new_k_tail.data != NULL, turns = d->rope && d->rope->rotary_dim;
-    FV_TRY(fv__rotary_init(d->rope, "desc.rope", tail ? job->new_k_tail.width : job->new_k.width, &job->rotary, a->err));
+    FV_TRY(fv__rotary_init(d->rope, "desc.rope", tail ? job->new_k_tail.width : job->new_k.width,
+                           &job->rotary, a->err));
     if (fv__index_given(&d->row_positions)) {
         if (!d->rope)
-            return fv__fail(a->err, FV_E_INVALID, "desc.row_positions", 0, 0, "desc.row_positions is given, but desc.rope is NULL: nothing turns");
+            return fv__fail(a->err, FV_E_INVALID, "desc.row_positions", 0, 0,
+                            "desc.row_positions is given, but desc.rope is NULL: nothing turns");
         return fv__positions_check(&d->row_positions, "desc.row_positions", a->rows, a->err);
     }
     if (turns && fv__index_given(&d->slots))
-        return fv__fail(a->err, FV_E_INVALID, "desc.row_positions", 0, a->rows,
-                        "desc.row_positions is missing: with slots, rope has no other positions to turn by");
+        return fv__fail(
+            a->err, FV_E_INVALID, "desc.row_positions", 0, a->rows,
+            "desc.row_positions is missing: with slots, rope has no other positions to turn by");
     return FV_OK;
 }
 
@@ -365,20 +420,24 @@ static fv_status read_q(appender *a)
     const fv_append_desc *d = a->d;
     fv__append_job *job = &a->job;
     if (!d->q.data) return refuse_given(a, &d->q_out, "desc.q_out", "desc.q is absent");
-    if (!d->rope) return fv__fail(a->err, FV_E_INVALID, "desc.q", 1, 0, "desc.q is given, but desc.rope is NULL: nothing turns");
+    if (!d->rope)
+        return fv__fail(a->err, FV_E_INVALID, "desc.q", 1, 0,
+                        "desc.q is given, but desc.rope is NULL: nothing turns");
     FV_TRY(new_rows(a, &d->q, "desc.q", FV__ANY, &job->q));
     FV_TRY(new_rows(a, &d->q_out, "desc.q_out", d->q.shape[1], &job->q_out));
     job->num_q_heads = (int32_t)d->q.shape[1];
     if (job->q_out.width != job->q.width)
-        return fv__fail(a->err, FV_E_INVALID, "desc.q_out", job->q_out.width, job->q.width, "desc.q_out is %d elements wide and desc.q %d",
-                        job->q_out.width, job->q.width);
+        return fv__fail(a->err, FV_E_INVALID, "desc.q_out", job->q_out.width, job->q.width,
+                        "desc.q_out is %d elements wide and desc.q %d", job->q_out.width,
+                        job->q.width);
     if (job->rotary.dim > job->q.width)
-        return fv__fail(a->err, FV_E_INVALID, "desc.q", job->q.width, job->rotary.dim, "desc.q is %d elements wide; desc.rope turns %d",
-                        job->q.width, job->rotary.dim);
+        return fv__fail(a->err, FV_E_INVALID, "desc.q", job->q.width, job->rotary.dim,
+                        "desc.q is %d elements wide; desc.rope turns %d", job->q.width,
+                        job->rotary.dim);
     return FV_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------------------- */
+/* ---------------------------------------------------------------------------------------------- */
 
 static fv_status check_all(appender *a)
 {
@@ -386,8 +445,10 @@ static fv_status check_all(appender *a)
     a->job.num_slots = d->pages.page_size ? d->pages.num_pages * d->pages.page_size : INT64_MAX;
     FV_TRY(key_views(a));
     FV_TRY(value_views(a));
-    FV_TRY(read_scale(a, d->k_scale_kind, "desc.k_scale_kind", &d->k_scale, "desc.k_scale", &a->job.k, &a->job.k_scale));
-    FV_TRY(read_scale(a, d->v_scale_kind, "desc.v_scale_kind", &d->v_scale, "desc.v_scale", &a->job.v, &a->job.v_scale));
+    FV_TRY(read_scale(a, d->k_scale_kind, "desc.k_scale_kind", &d->k_scale, "desc.k_scale",
+                      &a->job.k, &a->job.k_scale));
+    FV_TRY(read_scale(a, d->v_scale_kind, "desc.v_scale_kind", &d->v_scale, "desc.v_scale",
+                      &a->job.v, &a->job.v_scale));
     FV_TRY(read_rope(a));
     return read_q(a);
 }
@@ -400,7 +461,8 @@ static void append_rows(const void *argument, int64_t first, int64_t last)
 
 static int64_t row_bytes(const fv__append_job *job)
 {
-    int64_t elements = (int64_t)job->num_kv_heads * (job->new_k.width + job->new_k_tail.width + job->new_v.width);
+    int64_t elements =
+        (int64_t)job->num_kv_heads * (job->new_k.width + job->new_k_tail.width + job->new_v.width);
     if (job->q.data) elements += (int64_t)job->num_q_heads * job->q.width;
     return elements * 4;
 }

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtype.c -- the table of element types from the files in src/dtypes/, and the definition of their small floats in integer arithmetic. */
+/* dtype.c -- the table of element types from the files in src/dtypes/, and the definition of their
+ * small floats in integer arithmetic. */
 #include "dtype.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Codes of a float with few bits: sign, exponent, fraction from the top. Largest and the specials are without the sign bit; 0: there is none. */
+/* Codes of a float with few bits: sign, exponent, fraction from the top. Largest and the specials
+ * are without the sign bit; 0: there is none. */
 typedef struct minifloat {
     int exponent_bits, fraction_bits, bias;
     uint32_t largest;                   /* largest finite magnitude */
     uint32_t infinity;                  /* magnitudes above it are NaN */
-    uint32_t nan;                       /* the one that is written; 0 with infinity: sign and upper payload bits are kept, and made quiet */
-    bool saturates;                     /* what is too large, infinity included, becomes the largest */
+    uint32_t nan;                       /* the one that is written; 0 with infinity: sign and upper
+                                           payload bits are kept, and made quiet */
+    bool saturates;                     /* what is too large, infinity too, becomes the largest */
 } minifloat;
 
 static double minifloat_decode(const minifloat *f, uint32_t code)
@@ -24,7 +27,8 @@ static double minifloat_decode(const minifloat *f, uint32_t code)
     const uint32_t exponent = magnitude >> f->fraction_bits;
     const uint32_t fraction = magnitude & ((1u << f->fraction_bits) - 1);
     if (!exponent) return sign * ldexp((double)fraction, 1 - f->bias - f->fraction_bits);
-    return sign * ldexp((double)(fraction + (1u << f->fraction_bits)), (int)exponent - f->bias - f->fraction_bits);
+    return sign * ldexp((double)(fraction + (1u << f->fraction_bits)),
+                        (int)exponent - f->bias - f->fraction_bits);
 }
 
 static uint32_t minifloat_nan(const minifloat *f, uint32_t sign, uint64_t fraction)
@@ -35,7 +39,8 @@ static uint32_t minifloat_nan(const minifloat *f, uint32_t sign, uint64_t fracti
     return sign | f->infinity | quiet | (uint32_t)(fraction >> (52 - f->fraction_bits));
 }
 
-/* Nearest even. The fraction with its leading 1 is shifted to the target's unit; the carry of a rounding moves into the exponent by itself. */
+/* Nearest even. The fraction with its leading 1 is shifted to the target's unit; the carry of a
+ * rounding moves into the exponent by itself. */
 static uint32_t minifloat_encode(const minifloat *f, double x)
 {
     uint64_t bits;
@@ -44,7 +49,7 @@ static uint32_t minifloat_encode(const minifloat *f, double x)
     const uint64_t fraction = bits & (((uint64_t)1 << 52) - 1);
     const int biased = (int)(bits >> 52 & 0x7FF);
     if (biased == 0x7FF && fraction) return minifloat_nan(f, sign, fraction);
-    if (!biased) return sign;                           /* zero, and what is far below any type here */
+    if (!biased) return sign; /* zero, and what is far below any type here */
     const int least = 1 - f->bias;                      /* exponent of the smallest normal number */
     const int exponent = biased - 1023 < least ? least : biased - 1023;
     int shift = 52 - f->fraction_bits + (exponent - (biased - 1023));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.c -- one line at a time, to the caller's function or to standard error. A callback gets every level and chooses for itself. */
+/* log.c -- one line at a time, to the caller's function or to standard error. A callback gets every
+ * level and chooses for itself. */
 #include "log.h"
 #include "os.h"
 
@@ -35,5 +36,6 @@ void fv__log_line(const fv__log *log, fv_log_level level, const char *format, ..
     if (log->fn)
         log->fn(log->user, level, line);
     else
-        fprintf(stderr, "foveal: %s: %s\n", level_names[level], line);     /* one call, so that lines of threads do not mix */
+        fprintf(stderr, "foveal: %s: %s\n", level_names[level],
+                line); /* one call, so that lines of threads do not mix */
 }

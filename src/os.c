@@ -13,7 +13,8 @@ long fv__os_fail_at;
 
 static int cpus_of_affinity(void)
 {
-    for (int bits = 1024; bits <= 1 << 20; bits *= 4) {      /* the call fails while the set is smaller than the kernel's */
+    for (int bits = 1024; bits <= 1 << 20;
+         bits *= 4) { /* the call fails while the set is smaller than the kernel's */
         cpu_set_t *set = CPU_ALLOC((size_t)bits);
         if (!set) break;
         const size_t bytes = CPU_ALLOC_SIZE((size_t)bits);
@@ -35,15 +36,18 @@ static int read_numbers(const char *path, long long *a, long long *b)
     return n < 0 ? 0 : n;
 }
 
-/* CPUs that the group at `path` and its parents allow under `root`; 0: no quota. version 2 keeps both numbers in one file. */
+/* CPUs that the group at `path` and its parents allow under `root`; 0: no quota. version 2 keeps
+ * both numbers in one file. */
 static int quota_of(const char *root, char *path, bool version2)
 {
     int best = 0;
     for (;;) {
         char file[1200];
         long long quota = 0, period = 0, ignored = 0;
-        snprintf(file, sizeof file, "%s%s/%s", root, path, version2 ? "cpu.max" : "cpu.cfs_quota_us");
-        bool found = read_numbers(file, &quota, version2 ? &period : &ignored) >= (version2 ? 2 : 1);
+        snprintf(file, sizeof file, "%s%s/%s", root, path,
+                 version2 ? "cpu.max" : "cpu.cfs_quota_us");
+        bool found =
+            read_numbers(file, &quota, version2 ? &period : &ignored) >= (version2 ? 2 : 1);
         if (found && !version2) {
             snprintf(file, sizeof file, "%s%s/cpu.cfs_period_us", root, path);
             found = read_numbers(file, &period, &ignored) >= 1;
@@ -85,7 +89,8 @@ static int cpus_of_quota(void)
         const bool version2 = !*controllers;
         if (!version2 && !lists(controllers, "cpu")) continue;
         if (!strcmp(path, "/")) *path = 0;
-        const int allowed = quota_of(version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu", path, version2);
+        const int allowed =
+            quota_of(version2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu", path, version2);
         if (allowed && (!best || allowed < best)) best = allowed;
     }
     fclose(file);

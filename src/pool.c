@@ -3,24 +3,29 @@
  *
  * Nouns
  *   job      fn, arg and a count of items; one at a time, its caller holds `turn`
- *   head     generation << 32 | items left. Whoever lowers it by one, from a value with items left, owns one item
+ *   head     generation << 32 | items left. Whoever lowers it by one, from a value with items left,
+ *            owns one item
  *   done     items finished; the caller leaves when it equals the count
  *
  * Invariants
- *   (1) fn, arg and count change only while `turn` is held and head has no items left. Whoever takes an item of a generation has therefore
- *       read the fields of that generation: had they changed, head would have, and the exchange would have failed
- *   (2) nobody sleeps while there is something to do: a sleeper announces itself (sleepers, waiting) before it looks a last time, and whoever
- *       makes work (or ends it) looks for announcements after it has been published; both in one total order
- *   (3) a child of fork() finds no threads, whatever they were doing: `forks` differs, and the first call there makes the pool anew
- * Sizes: threads start on the first job of more than one item; a nested call runs its items where it is.
- */
+ *   (1) fn, arg and count change only while `turn` is held and head has no items left. Whoever
+ *       takes an item of a generation has therefore read the fields of that generation: had they
+ *       changed, head would have, and the exchange would have failed
+ *   (2) nobody sleeps while there is something to do: a sleeper announces itself (sleepers,
+ *       waiting) before it looks a last time, and whoever makes work (or ends it) looks for
+ *       announcements after it has been published; both in one total order
+ *   (3) a child of fork() finds no threads, whatever they were doing: `forks` differs, and the
+ *       first call there makes the pool anew
+ * Sizes: threads start on the first job of more than one item; a nested call runs its items where
+ * it is. */
 #include "pool.h"
 #include "os.h"
 
 #include <pthread.h>
 #include <signal.h>
 
-#define SPIN_NS 30000               /* how long an idle worker, or a waiting caller, looks before it sleeps */
+/* How long an idle worker, or a waiting caller, looks before it sleeps. */
+#define SPIN_NS 30000
 
 struct fv__pool {
     pthread_mutex_t turn;           /* held by the caller of the job */
@@ -42,7 +47,8 @@ struct fv__pool {
     int sleepers, waiting, stop;
 };
 
-static unsigned forks;              /* how many fork() calls lie between this process and the first; atomic */
+/* How many fork() calls lie between this process and the first; atomic. */
+static unsigned forks;
 static pthread_mutex_t renewal = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local bool inside;   /* this thread is in some pool's item */
@@ -100,7 +106,8 @@ fv__pool *fv__pool_create(int num_threads, const fv_allocator *allocator)
     return pool;
 }
 
-/* Takes one item; its index, or -1 when there is none. *fn and *arg belong to it: see invariant (1). */
+/* Takes one item; its index, or -1 when there is none. *fn and *arg belong to it: see invariant
+ * (1). */
 static int take(fv__pool *pool, void (**fn)(void *, int), void **arg)
 {
     uint64_t head = __atomic_load_n(&pool->head, __ATOMIC_ACQUIRE);
@@ -108,7 +115,8 @@ static int take(fv__pool *pool, void (**fn)(void *, int), void **arg)
         *fn = __atomic_load_n(&pool->fn, __ATOMIC_RELAXED);
         *arg = __atomic_load_n(&pool->arg, __ATOMIC_RELAXED);
         const int count = __atomic_load_n(&pool->count, __ATOMIC_RELAXED);
-        if (__atomic_compare_exchange_n(&pool->head, &head, head - 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        if (__atomic_compare_exchange_n(&pool->head, &head, head - 1, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_ACQUIRE))
             return count - (int)(uint32_t)head;
     }
     return -1;
@@ -132,8 +140,9 @@ static void work_off(fv__pool *pool)
 
 static bool has_work(fv__pool *pool, int order)
 {
-    const uint64_t head = order == __ATOMIC_SEQ_CST ? __atomic_load_n(&pool->head, __ATOMIC_SEQ_CST)
-                                                    : __atomic_load_n(&pool->head, __ATOMIC_ACQUIRE);
+    const uint64_t head = order == __ATOMIC_SEQ_CST
+                              ? __atomic_load_n(&pool->head, __ATOMIC_SEQ_CST)
+                              : __atomic_load_n(&pool->head, __ATOMIC_ACQUIRE);
     return (uint32_t)head || __atomic_load_n(&pool->stop, __ATOMIC_SEQ_CST);
 }
 
@@ -144,7 +153,8 @@ static bool is_done(fv__pool *pool, int count)
 
 static void wait_for_work(fv__pool *pool)
 {
-    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0; pool->spin && fv__os_now_ns() < end; )
+    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0;
+         pool->spin && fv__os_now_ns() < end;)
         for (int i = 0; i < 32; i++) {
             if (has_work(pool, __ATOMIC_ACQUIRE)) return;
             relax();
@@ -158,7 +168,8 @@ static void wait_for_work(fv__pool *pool)
 
 static void wait_for_end(fv__pool *pool, int count)
 {
-    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0; pool->spin && fv__os_now_ns() < end; )
+    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0;
+         pool->spin && fv__os_now_ns() < end;)
         for (int i = 0; i < 32; i++) {
             if (is_done(pool, count)) return;
             relax();
@@ -181,7 +192,8 @@ static void *worker(void *argument)
     return NULL;
 }
 
-/* Signals of the process stay with the host's threads. Fewer threads than asked for is not an error: the caller takes part in any case. */
+/* Signals of the process stay with the host's threads. Fewer threads than asked for is not an
+ * error: the caller takes part in any case. */
 static void start_threads(fv__pool *pool)
 {
     sigset_t all, old;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problem.c -- checks an fv_problem and fills in its defaults. The arguments of its variants are bind.c's. */
+/* problem.c -- checks an fv_problem and fills in its defaults. The arguments of its variants are
+ * bind.c's. */
 #include "problem.h"
 #include "os.h"
 #include "rope.h"
@@ -12,19 +13,24 @@
 
 static const char *const scale_kind_names[] = { "none", "tensor", "head", "token_head" };
 
-/* ------------------------------------------------------------------------------------------------------ element types */
+/* -------------------------------------------------------------------------------- element types */
 
-static fv_status read_dtype(const char *name, const char *field, bool narrow, fv__dtype *out, fv_error *err)
+static fv_status read_dtype(const char *name, const char *field, bool narrow, fv__dtype *out,
+                            fv_error *err)
 {
     char list[200];
     size_t n = 0;
     for (int i = 0; i < FV__NUM_DTYPES; i++)
         if (narrow || fv__dtypes[i].bits >= 16)
-            n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", fv__dtypes[i].name);
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "",
+                                  fv__dtypes[i].name);
     *out = fv__dtype_find(name);
-    if (!name) return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is NULL; it must name an element type: %s", field, list);
+    if (!name)
+        return fv__fail(err, FV_E_INVALID, field, 0, 0,
+                        "%s is NULL; it must name an element type: %s", field, list);
     if (*out == FV__DTYPE_NONE || (!narrow && fv__dtypes[*out].bits < 16))
-        return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is \"%.32s\"; it must be one of %s", field, name, list);
+        return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is \"%.32s\"; it must be one of %s",
+                        field, name, list);
     return FV_OK;
 }
 
@@ -37,12 +43,15 @@ static fv_status read_dtypes(const fv_problem *given, fv__problem *p, fv_error *
     if (!given->v && given->v_in_k) return FV_OK;
     FV_TRY(read_dtype(given->v, "problem.v", true, &p->v, err));
     if (given->v_in_k && p->v != p->k)
-        return fv__fail(err, FV_E_INVALID, "problem.v", 0, 0, "problem.v is \"%s\" and problem.k \"%s\"; with v_in_k they are the same memory",
-                        given->v, given->k);
+        return fv__fail(
+            err, FV_E_INVALID, "problem.v", 0, 0,
+            "problem.v is \"%s\" and problem.k \"%s\"; with v_in_k they are the same memory",
+            given->v, given->k);
     return FV_OK;
 }
 
-static fv_status read_scale_kind(const char *name, const char *field, fv__scale_kind *out, fv_error *err)
+static fv_status read_scale_kind(const char *name, const char *field, fv__scale_kind *out,
+                                 fv_error *err)
 {
     *out = FV__SCALE_NONE;
     for (int i = 0; name && i < FV__COUNT(scale_kind_names); i++)
@@ -51,16 +60,19 @@ static fv_status read_scale_kind(const char *name, const char *field, fv__scale_
             return FV_OK;
         }
     if (!name) return FV_OK;
-    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is \"%.32s\"; it must be none, tensor, head or token_head", field, name);
+    return fv__fail(err, FV_E_INVALID, field, 0, 0,
+                    "%s is \"%.32s\"; it must be none, tensor, head or token_head", field, name);
 }
 
-/* ------------------------------------------------------------------------------------------------------ heads, dims */
+/* ---------------------------------------------------------------------------------- heads, dims */
 
-static fv_status in_range(const char *field, int64_t value, int64_t low, int64_t high, fv_error *err)
+static fv_status in_range(const char *field, int64_t value, int64_t low, int64_t high,
+                          fv_error *err)
 {
     if (value >= low && value <= high) return FV_OK;
-    return fv__fail(err, FV_E_INVALID, field, value, value < low ? low : high, "%s is %lld; it must be %lld to %lld", field,
-                    (long long)value, (long long)low, (long long)high);
+    return fv__fail(err, FV_E_INVALID, field, value, value < low ? low : high,
+                    "%s is %lld; it must be %lld to %lld", field, (long long)value, (long long)low,
+                    (long long)high);
 }
 
 static fv_status read_heads(const fv_problem *given, fv__problem *p, fv_error *err)
@@ -71,8 +83,9 @@ static fv_status read_heads(const fv_problem *given, fv__problem *p, fv_error *e
     FV_TRY(in_range("problem.num_kv_heads", p->num_kv_heads, 1, MAX_HEADS, err));
     if (p->num_q_heads % p->num_kv_heads)
         return fv__fail(err, FV_E_INVALID, "problem.num_kv_heads", p->num_kv_heads, p->num_q_heads,
-                        "problem.num_kv_heads is %d and problem.num_q_heads %d; the first must divide the second", p->num_kv_heads,
-                        p->num_q_heads);
+                        "problem.num_kv_heads is %d and problem.num_q_heads %d; the first must "
+                        "divide the second",
+                        p->num_kv_heads, p->num_q_heads);
     p->group = p->num_q_heads / p->num_kv_heads;
     return FV_OK;
 }
@@ -87,9 +100,10 @@ static fv_status read_dims(const fv_problem *given, fv__problem *p, fv_error *er
     FV_TRY(in_range("problem.dim_v", p->dim_v, 1, FV__MAX_DIM, err));
     FV_TRY(in_range("problem.qk_tail", p->qk_tail, 0, p->dim_qk - 1, err));
     if (p->v_in_k && p->dim_v > p->dim_qk - p->qk_tail)
-        return fv__fail(err, FV_E_INVALID, "problem.dim_v", p->dim_v, p->dim_qk - p->qk_tail,
-                        "problem.dim_v is %d; with v_in_k it is at most the width of k without its tail, %d", p->dim_v,
-                        p->dim_qk - p->qk_tail);
+        return fv__fail(
+            err, FV_E_INVALID, "problem.dim_v", p->dim_v, p->dim_qk - p->qk_tail,
+            "problem.dim_v is %d; with v_in_k it is at most the width of k without its tail, %d",
+            p->dim_v, p->dim_qk - p->qk_tail);
     return FV_OK;
 }
 
@@ -97,14 +111,18 @@ static fv_status read_dims(const fv_problem *given, fv__problem *p, fv_error *er
 static fv_status check_blocks(const fv__problem *p, fv_error *err)
 {
     if (p->k == FV__DTYPE_fp4_e2m1 && p->qk_tail)
-        return fv__fail(err, FV_E_UNSUPPORTED, "problem.qk_tail", p->qk_tail, 0, "problem.qk_tail is %d; fp4_e2m1 keys have no tail",
-                        p->qk_tail);
+        return fv__fail(err, FV_E_UNSUPPORTED, "problem.qk_tail", p->qk_tail, 0,
+                        "problem.qk_tail is %d; fp4_e2m1 keys have no tail", p->qk_tail);
     if (p->k == FV__DTYPE_fp4_e2m1 && p->dim_qk % 16)
-        return fv__fail(err, FV_E_INVALID, "problem.dim_qk", p->dim_qk, 16,
-                        "problem.dim_qk is %d; fp4_e2m1 keys have a scale per 16 elements: a multiple of 16", p->dim_qk);
+        return fv__fail(
+            err, FV_E_INVALID, "problem.dim_qk", p->dim_qk, 16,
+            "problem.dim_qk is %d; fp4_e2m1 keys have a scale per 16 elements: a multiple of 16",
+            p->dim_qk);
     if (p->v == FV__DTYPE_fp4_e2m1 && p->dim_v % 16)
-        return fv__fail(err, FV_E_INVALID, "problem.dim_v", p->dim_v, 16,
-                        "problem.dim_v is %d; fp4_e2m1 values have a scale per 16 elements: a multiple of 16", p->dim_v);
+        return fv__fail(
+            err, FV_E_INVALID, "problem.dim_v", p->dim_v, 16,
+            "problem.dim_v is %d; fp4_e2m1 values have a scale per 16 elements: a multiple of 16",
+            p->dim_v);
     return FV_OK;
 }
 
@@ -112,22 +130,26 @@ static fv_status read_numbers(const fv_problem *given, fv__problem *p, fv_error 
 {
     p->scale = given->scale != 0 ? (float)given->scale : (float)(1 / sqrt((double)p->dim_qk));
     if (!isfinite(p->scale) || p->scale == 0)
-        return fv__fail(err, FV_E_INVALID, "problem.scale", 0, 0, "problem.scale is %g; as a 32-bit float it must be finite and not 0",
+        return fv__fail(err, FV_E_INVALID, "problem.scale", 0, 0,
+                        "problem.scale is %g; as a 32-bit float it must be finite and not 0",
                         given->scale);
     p->lse_base2 = given->lse_base2;
     p->alignment = given->alignment ? given->alignment : 16;
     if (p->alignment < 1 || p->alignment > 4096 || (p->alignment & (p->alignment - 1)))
         return fv__fail(err, FV_E_INVALID, "problem.alignment", p->alignment, 4096,
-                        "problem.alignment is %d; it must be a power of two up to 4096", p->alignment);
+                        "problem.alignment is %d; it must be a power of two up to 4096",
+                        p->alignment);
     FV_TRY(read_scale_kind(given->k_scale, "problem.k_scale", &p->k_scale, err));
     FV_TRY(read_scale_kind(given->v_scale, "problem.v_scale", &p->v_scale, err));
     if (p->v_in_k && p->v_scale != FV__SCALE_NONE)
-        return fv__fail(err, FV_E_INVALID, "problem.v_scale", p->v_scale, 0,
-                        "problem.v_scale is \"%s\"; with v_in_k the values are K as it is read, with k_scale", given->v_scale);
+        return fv__fail(
+            err, FV_E_INVALID, "problem.v_scale", p->v_scale, 0,
+            "problem.v_scale is \"%s\"; with v_in_k the values are K as it is read, with k_scale",
+            given->v_scale);
     return FV_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------- variants */
+/* ------------------------------------------------------------------------------------- variants */
 
 static fv_status unknown_variant(const char *name, const char *field, fv_error *err)
 {
@@ -135,17 +157,24 @@ static fv_status unknown_variant(const char *name, const char *field, fv_error *
     size_t n = 0;
     list[0] = 0;
     for (int i = 0; i < fv__variant_count() && n < sizeof list; i++)
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "", fv__variant_builtin(i)->meta.name);
-    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s: there is no variant \"%.32s\"; built in are %s", field, name ? name : "", list);
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", n ? ", " : "",
+                              fv__variant_builtin(i)->meta.name);
+    return fv__fail(err, FV_E_INVALID, field, 0, 0,
+                    "%s: there is no variant \"%.32s\"; built in are %s", field, name ? name : "",
+                    list);
 }
 
-static fv_status find_variant(const fv_variant_use *given, const char *field, const fv_variant **out, fv_error *err)
+static fv_status find_variant(const fv_variant_use *given, const char *field,
+                              const fv_variant **out, fv_error *err)
 {
-    if (given->reserved) return fv__fail(err, FV_E_INVALID, field, given->reserved, 0, "%s.reserved is %d and must be 0", field, given->reserved);
+    if (given->reserved)
+        return fv__fail(err, FV_E_INVALID, field, given->reserved, 0,
+                        "%s.reserved is %d and must be 0", field, given->reserved);
     *out = given->variant ? given->variant : fv__variant_find(given->name);
     if (!*out) return unknown_variant(given->name, field, err);
     if (given->name && strcmp(given->name, (*out)->meta.name))
-        return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s has the name \"%.32s\" and the handle of \"%s\"", field, given->name,
+        return fv__fail(err, FV_E_INVALID, field, 0, 0,
+                        "%s has the name \"%.32s\" and the handle of \"%s\"", field, given->name,
                         (*out)->meta.name);
     return FV_OK;
 }
@@ -170,13 +199,15 @@ static fv_status settle_pairs(const fv__problem *p, fv__use *use, const char *wh
     if (at < 0) return FV_OK;
     const fv__param *param = &use->variant->meta.params[at];
     if (param->binding != FV__BIND_PROBLEM)
-        return fv__fail(err, FV_E_UNSUPPORTED, where, 0, 0, "%s: '%s' says which pairs turn and must be bound to the problem", where,
+        return fv__fail(err, FV_E_UNSUPPORTED, where, 0, 0,
+                        "%s: '%s' says which pairs turn and must be bound to the problem", where,
                         param->name);
     int32_t *dim = (int32_t *)(use->args + param->offset);
     if (*dim == FV__NO_BOUND) *dim = p->dim_qk & ~1;
     use->planned[at] = *dim;
     if (*dim >= 0 && *dim <= p->dim_qk && *dim % 2 == 0) return FV_OK;
-    return fv__fail(err, FV_E_INVALID, where, *dim, p->dim_qk, "%s: %s is %d; it must be even and at most dim_qk, %d", where, param->name,
+    return fv__fail(err, FV_E_INVALID, where, *dim, p->dim_qk,
+                    "%s: %s is %d; it must be even and at most dim_qk, %d", where, param->name,
                     *dim, p->dim_qk);
 }
 
@@ -188,14 +219,20 @@ static fv_status settle_frequencies(fv__use *use, const char *where, fv_error *e
         if (param->dflt != FV__DEFAULT_FREQUENCIES || use->given[i]) continue;
         const int32_t dim = *(const int32_t *)(use->args + meta->params[param->count].offset);
         if (dim < 0 || dim > FV__MAX_DIM || dim % 2)
-            return fv__fail(err, FV_E_INVALID, where, dim, FV__MAX_DIM, "%s: rotary_dim is %d; it must be even and at most %d", where, dim,
+            return fv__fail(err, FV_E_INVALID, where, dim, FV__MAX_DIM,
+                            "%s: rotary_dim is %d; it must be even and at most %d", where, dim,
                             FV__MAX_DIM);
         const fv__rope_numbers numbers = {
-            number_of(use, "base"), number_of(use, "factor"), number_of(use, "low_freq_factor"), number_of(use, "high_freq_factor"),
+            number_of(use, "base"),
+            number_of(use, "factor"),
+            number_of(use, "low_freq_factor"),
+            number_of(use, "high_freq_factor"),
             number_of(use, "original_context"),
         };
         use->owned = fv__os_alloc(NULL, FV__MAX_DIM / 2 * sizeof(float));
-        if (!use->owned) return fv__fail(err, FV_E_NO_MEMORY, where, 0, 0, "%s: no memory for its frequencies", where);
+        if (!use->owned)
+            return fv__fail(err, FV_E_NO_MEMORY, where, 0, 0, "%s: no memory for its frequencies",
+                            where);
         FV_TRY(fv__rope_frequencies(&numbers, dim, where, use->owned, err));
         *(fv_floats *)(use->args + param->offset) = (fv_floats){ use->owned, dim / 2 };
     }
@@ -222,16 +259,19 @@ static fv_status check_hooks(const fv__problem *p, fv_error *err)
 {
     int count[FV__NUM_HOOKS] = { 0 };
     for (int i = 0; i < p->num_uses; i++)
-        for (int hook = 0; hook < FV__NUM_HOOKS; hook++) count[hook] += (int)(p->uses[i].variant->meta.hooks >> hook & 1);
+        for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
+            count[hook] += (int)(p->uses[i].variant->meta.hooks >> hook & 1);
     if (count[FV__HOOK_WEIGHT] > 1)
         return fv__fail(err, FV_E_INVALID, "problem.variants", count[FV__HOOK_WEIGHT], 1,
-                        "%d variants replace the softmax (FV_WEIGHT); one may", count[FV__HOOK_WEIGHT]);
+                        "%d variants replace the softmax (FV_WEIGHT); one may",
+                        count[FV__HOOK_WEIGHT]);
     if (count[FV__HOOK_KEY_SUM] > 1)
-        return fv__fail(err, FV_E_INVALID, "problem.variants", count[FV__HOOK_KEY_SUM], 1, "%d variants sum over keys (FV_KEY_SUM); one may",
-                        count[FV__HOOK_KEY_SUM]);
+        return fv__fail(err, FV_E_INVALID, "problem.variants", count[FV__HOOK_KEY_SUM], 1,
+                        "%d variants sum over keys (FV_KEY_SUM); one may", count[FV__HOOK_KEY_SUM]);
     if (count[FV__HOOK_WEIGHT] && (count[FV__HOOK_SINK] || count[FV__HOOK_KEY_SUM]))
         return fv__fail(err, FV_E_INVALID, "problem.variants", 1, 0,
-                        "a variant replaces the softmax (FV_WEIGHT), so there is no denominator that a sink or key sums could use");
+                        "a variant replaces the softmax (FV_WEIGHT), so there is no denominator "
+                        "that a sink or key sums could use");
     return FV_OK;
 }
 
@@ -240,21 +280,22 @@ static fv_status read_uses(const fv_problem *given, fv__problem *p, fv_error *er
 {
     FV_TRY(in_range("problem.num_variants", given->num_variants, 0, FV__MAX_VARIANTS, err));
     if (given->num_variants && !given->variants)
-        return fv__fail(err, FV_E_INVALID, "problem.variants", 0, given->num_variants, "problem.variants is NULL and num_variants %d",
-                        given->num_variants);
+        return fv__fail(err, FV_E_INVALID, "problem.variants", 0, given->num_variants,
+                        "problem.variants is NULL and num_variants %d", given->num_variants);
     p->num_uses = given->num_variants;
     for (int i = 0; i < p->num_uses; i++) FV_TRY(read_use(given, i, p, err));
     FV_TRY(check_hooks(p, err));
     return fv__problem_bound(p, FV__BIND_PROBLEM, err);
 }
 
-/* -------------------------------------------------------------------------------------------------------------------- */
+/* ---------------------------------------------------------------------------------------------- */
 
 fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err)
 {
     memset(out, 0, sizeof *out);
     if (!given) return fv__fail(err, FV_E_INVALID, "problem", 0, 0, "problem is NULL");
-    FV_TRY(fv__check_reserved(given->reserved, FV__COUNT(given->reserved), "problem.reserved", err));
+    FV_TRY(
+        fv__check_reserved(given->reserved, FV__COUNT(given->reserved), "problem.reserved", err));
     FV_TRY(read_dtypes(given, out, err));
     FV_TRY(read_heads(given, out, err));
     FV_TRY(read_dims(given, out, err));

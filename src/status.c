@@ -6,7 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static void fill(fv_error *err, fv_status status, const char *field, int64_t request, int64_t value, int64_t limit)
+static void fill(fv_error *err, fv_status status, const char *field, int64_t request, int64_t value,
+                 int64_t limit)
 {
     memset(err, 0, sizeof *err);
     err->status = status;
@@ -16,7 +17,8 @@ static void fill(fv_error *err, fv_status status, const char *field, int64_t req
     snprintf(err->field, sizeof err->field, "%s", field ? field : "");
 }
 
-fv_status fv__fail(fv_error *err, fv_status status, const char *field, int64_t value, int64_t limit, const char *format, ...)
+fv_status fv__fail(fv_error *err, fv_status status, const char *field, int64_t value, int64_t limit,
+                   const char *format, ...)
 {
     if (!err) return status;
     fill(err, status, field, -1, value, limit);
@@ -27,8 +29,8 @@ fv_status fv__fail(fv_error *err, fv_status status, const char *field, int64_t v
     return status;
 }
 
-fv_status fv__fail_request(fv_error *err, fv_status status, const char *field, int64_t request, int64_t value, int64_t limit,
-                           const char *format, ...)
+fv_status fv__fail_request(fv_error *err, fv_status status, const char *field, int64_t request,
+                           int64_t value, int64_t limit, const char *format, ...)
 {
     if (!err) return status;
     fill(err, status, field, request, value, limit);
@@ -44,7 +46,7 @@ fv_status fv__check_reserved(const uint64_t *words, int count, const char *field
     for (int i = 0; i < count; i++)
         if (words[i])
             return fv__fail(err, FV_E_INVALID, field, (int64_t)words[i], 0,
-                            "%s: word %d is %llu and must be 0: zero-initialise the descriptor", field, i,
-                            (unsigned long long)words[i]);
+                            "%s: word %d is %llu and must be 0: zero-initialise the descriptor",
+                            field, i, (unsigned long long)words[i]);
     return FV_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* variant.c -- the built-in variants: the texts of src/variants/, which the build embeds, parsed once when they are first asked for;
- * and those that users make from texts of the same form. */
+/* variant.c -- the built-in variants: the texts of src/variants/, which the build embeds, parsed
+ * once when they are first asked for; and those that users make from texts of the same form. */
 #include "variant.h"
 #include "cpu/cpu.h"
 #include "ctx.h"
@@ -27,8 +27,11 @@ static const fv__cpu_hooks *hooks_of(int i, const char *isa)
     return NULL;
 }
 
-#define FV_VARIANT(name) \
-    static const fv__cpu_hooks *hooks_##name(const char *isa) { return hooks_of(BUILTIN_##name, isa); }
+#define FV_VARIANT(name)                                                                           \
+    static const fv__cpu_hooks *hooks_##name(const char *isa)                                      \
+    {                                                                                              \
+        return hooks_of(BUILTIN_##name, isa);                                                      \
+    }
 #include "variants.inc"
 #undef FV_VARIANT
 
@@ -40,12 +43,14 @@ static fv_variant builtins[NUM_BUILTINS + 1] = {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* A text that the parser refuses leaves a variant without parameters and hooks; test_variant parses them all. */
+/* A text that the parser refuses leaves a variant without parameters and hooks; test_variant parses
+ * them all. */
 static void parse_builtins(void)
 {
     for (int i = 0; i < NUM_BUILTINS; i++) {
         fv__variant_meta meta;
-        if (fv__variant_parse(builtins[i].meta.name, builtins[i].text, &meta, NULL) == FV_OK) builtins[i].meta = meta;
+        if (fv__variant_parse(builtins[i].meta.name, builtins[i].text, &meta, NULL) == FV_OK)
+            builtins[i].meta = meta;
     }
 }
 
@@ -67,7 +72,7 @@ const fv_variant *fv__variant_find(const char *name)
     return NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------- users' variants */
+/* ------------------------------------------------------------------------------ users' variants */
 
 /* One block: the variant, then its text. */
 static size_t bytes_of(const char *text)
@@ -75,16 +80,22 @@ static size_t bytes_of(const char *text)
     return sizeof(fv_variant) + strlen(text) + 1;
 }
 
-fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant, fv_error *err)
+fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant,
+                            fv_error *err)
 {
     if (!ctx) return fv__fail(err, FV_E_INVALID, "ctx", 0, 0, "ctx is NULL");
-    if (!variant) return fv__fail(err, FV_E_INVALID, "variant", 0, 0, "variant is NULL: there is no place for the result");
+    if (!variant)
+        return fv__fail(err, FV_E_INVALID, "variant", 0, 0,
+                        "variant is NULL: there is no place for the result");
     fv__variant_meta meta;
     FV_TRY(fv__variant_parse(name, text, &meta, err));
     if (fv__variant_find(name))
-        return fv__fail(err, FV_E_INVALID, "name", 0, 0, "\"%s\" is the name of a built-in variant; choose another", name);
+        return fv__fail(err, FV_E_INVALID, "name", 0, 0,
+                        "\"%s\" is the name of a built-in variant; choose another", name);
     fv_variant *made = fv__ctx_alloc(ctx, bytes_of(text));
-    if (!made) return fv__fail(err, FV_E_NO_MEMORY, "text", (int64_t)bytes_of(text), 0, "no memory for variant %s", name);
+    if (!made)
+        return fv__fail(err, FV_E_NO_MEMORY, "text", (int64_t)bytes_of(text), 0,
+                        "no memory for variant %s", name);
     char *copy = (char *)(made + 1);
     memcpy(copy, text, strlen(text) + 1);
     *made = (fv_variant){ .meta = meta, .text = copy, .ctx = ctx };

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* variant_parse.c -- reads the declarations of a variant's text (variant.h says which) and nothing else: what lies between braces is the
- * compiler's business. It never runs or compiles anything.
+/* variant_parse.c -- reads the declarations of a variant's text (variant.h says which) and nothing
+ * else: what lies between braces is the compiler's business. It never runs or compiles anything.
  *
  * Nouns
  *   scanner   a place in the text and its line; skips blanks, comments and preprocessor lines
- *   half      the part of the text behind `#ifdef FV_SPEC` (in double) or behind its `#else` (in v_* words); outside of both: for both
- * Strict: whatever begins with FV_ at the top level must be a declaration or a hook; each hook must exist in both halves; names must be
- * known before they are used. Every fault names the line on which the wrong thing stands. */
+ *   half      the part of the text behind `#ifdef FV_SPEC` (in double) or behind its `#else` (in
+ *             v_* words); outside of both: for both
+ * Strict: whatever begins with FV_ at the top level must be a declaration or a hook; each hook must
+ * exist in both halves; names must be known before they are used. Every fault names the line on
+ * which the wrong thing stands. */
 #include "variant.h"
 
 #include <ctype.h>
@@ -42,7 +44,8 @@ static const char *const hook_names[FV__NUM_HOOKS] = {
     "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
 };
 
-static fv_status fault(const scanner *s, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static fv_status fault(const scanner *s, int line, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 static fv_status fault(const scanner *s, int line, const char *format, ...)
 {
@@ -51,10 +54,11 @@ static fv_status fault(const scanner *s, int line, const char *format, ...)
     va_start(list, format);
     vsnprintf(words, sizeof words, format, list);
     va_end(list);
-    return fv__fail(s->err, FV_E_COMPILE, s->name, line, 0, "%s, line %d: %s", s->name, line, words);
+    return fv__fail(s->err, FV_E_COMPILE, s->name, line, 0, "%s, line %d: %s", s->name, line,
+                    words);
 }
 
-/* ------------------------------------------------------------------------------------------------------- characters */
+/* ----------------------------------------------------------------------------------- characters */
 
 static void step(scanner *s)
 {
@@ -79,7 +83,8 @@ static fv_status skip_block_comment(scanner *s)
     return FV_OK;
 }
 
-/* A line comment, or a preprocessor line: to the end of its line; a backslash at the end joins the next one. */
+/* A line comment, or a preprocessor line: to the end of its line; a backslash at the end joins the
+ * next one. */
 static void skip_line(scanner *s)
 {
     while (*s->at && *s->at != '\n') {
@@ -97,7 +102,8 @@ static fv_status skip_quoted(scanner *s)
         if (*s->at == '\\' && s->at[1]) step(s);
         step(s);
     }
-    if (*s->at != quote) return fault(s, line, "this %s has no end", quote == '"' ? "string" : "character constant");
+    if (*s->at != quote)
+        return fault(s, line, "this %s has no end", quote == '"' ? "string" : "character constant");
     step(s);
     return FV_OK;
 }
@@ -121,7 +127,8 @@ static bool is_word(char c)
     return isalnum((unsigned char)c) || c == '_';
 }
 
-/* Copies the identifier at `at` (cut to MAX_WORD - 1) and steps behind it. "" when there is none. */
+/* Copies the identifier at `at` (cut to MAX_WORD - 1) and steps behind it. "" when there is none.
+ */
 static void read_word(scanner *s, char *word)
 {
     int n = 0;
@@ -133,7 +140,7 @@ static void read_word(scanner *s, char *word)
     word[n] = 0;
 }
 
-/* ---------------------------------------------------------------------------------------------- preprocessor lines */
+/* --------------------------------------------------------------------------- preprocessor lines */
 
 static fv_status open_if(scanner *s, enum half half)
 {
@@ -149,7 +156,8 @@ static enum half half_of_condition(const char *directive, const char *condition)
     const char *at = strstr(condition, "FV_SPEC");
     const char *end = strpbrk(condition, "\n");
     if (!at || (end && at > end) || is_word(at[7])) return BOTH;
-    const bool negative = !strcmp(directive, "ifndef") || (!strcmp(directive, "if") && condition[strspn(condition, " \t")] == '!');
+    const bool negative = !strcmp(directive, "ifndef") ||
+                          (!strcmp(directive, "if") && condition[strspn(condition, " \t")] == '!');
     return negative ? VECTOR : SPEC;
 }
 
@@ -210,14 +218,15 @@ static fv_status skip_group(scanner *s)
         } else if (c == ')' || c == '}' || c == ']') {
             const char partner = c == ')' ? '(' : c == '}' ? '{' : '[';
             if (open[--depth] != partner)
-                return fault(s, s->line, "'%c' closes the '%c' of line %d", c, open[depth], lines[depth]);
+                return fault(s, s->line, "'%c' closes the '%c' of line %d", c, open[depth],
+                             lines[depth]);
         }
         step(s);
     } while (depth);
     return FV_OK;
 }
 
-/* --------------------------------------------------------------------------------------------- inside a declaration */
+/* ------------------------------------------------------------------------- inside a declaration */
 
 static fv_status expect(scanner *s, char c, const char *where)
 {
@@ -247,7 +256,8 @@ static bool read_number(scanner *s, double *number)
         *number = *s->at == '-' ? -(double)INFINITY : (double)INFINITY;
         c += 3;
     } else {
-        if (!isdigit((unsigned char)*c) && !(*c == '.' && isdigit((unsigned char)c[1]))) return false;
+        if (!isdigit((unsigned char)*c) && !(*c == '.' && isdigit((unsigned char)c[1])))
+            return false;
         char *end;
         *number = strtod(s->at, &end);
         if (is_word(*end)) return false;
@@ -269,22 +279,28 @@ static fv_status expect_param(scanner *s, int *param, const char *where)
     char word[MAX_WORD];
     FV_TRY(expect_word(s, word, "a parameter's name", where));
     *param = find_param(s->meta, word);
-    return *param >= 0 ? FV_OK : fault(s, s->line, "%s names '%s', which is no parameter of FV_PARAMS above", where, word);
+    return *param >= 0
+               ? FV_OK
+               : fault(s, s->line, "%s names '%s', which is no parameter of FV_PARAMS above", where,
+                       word);
 }
 
 static fv_status expect_int_param(scanner *s, int *param, const char *where)
 {
     FV_TRY(expect_param(s, param, where));
     if (s->meta->params[*param].kind != FV__INT)
-        return fault(s, s->line, "%s takes an FV_INT parameter and '%s' is not one", where, s->meta->params[*param].name);
+        return fault(s, s->line, "%s takes an FV_INT parameter and '%s' is not one", where,
+                     s->meta->params[*param].name);
     return FV_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------- parameters */
+/* ----------------------------------------------------------------------------------- parameters */
 
-static const struct { const char *name; fv__param_kind kind; int bytes; } kinds[] = {
-    { "FV_NUMBER", FV__NUMBER, 16 }, { "FV_INT", FV__INT, 16 },   { "FV_FLOATS", FV__FLOATS, 16 }, { "FV_INTS", FV__INTS, 16 },
-    { "FV_BITS", FV__BITS, 16 },     { "FV_RANGES", FV__RANGES, 32 }, { "FV_SUMS", FV__SUMS, 16 },
+static const struct { const char *name; fv__param_kind kind; int bytes;
+} kinds[] = {
+    { "FV_NUMBER", FV__NUMBER, 16 }, { "FV_INT", FV__INT, 16 },   { "FV_FLOATS", FV__FLOATS, 16 },
+    { "FV_INTS", FV__INTS, 16 },     { "FV_BITS", FV__BITS, 16 }, { "FV_RANGES", FV__RANGES, 32 },
+    { "FV_SUMS", FV__SUMS, 16 },
 };
 
 static fv_status read_binding(scanner *s, fv__param *p, const char *where)
@@ -306,7 +322,8 @@ static fv_status settle_number(scanner *s, const fv__param *p, double *number, c
     if (p->kind != FV__INT) return FV_OK;
     if (isinf(*number)) *number = *number < 0 ? -FV__NO_BOUND : FV__NO_BOUND;
     if (*number != floor(*number) || fabs(*number) > FV__NO_BOUND)
-        return fault(s, s->line, "the %s of '%s' must be a whole number of at most 2^30", what, p->name);
+        return fault(s, s->line, "the %s of '%s' must be a whole number of at most 2^30", what,
+                     p->name);
     return FV_OK;
 }
 
@@ -318,7 +335,8 @@ static fv_status read_number_tail(scanner *s, fv__param *p, const char *where)
         char word[MAX_WORD];
         FV_TRY(expect_word(s, word, "a default (a number, inf or required)", where));
         if (strcmp(word, "required"))
-            return fault(s, s->line, "'%s' is no default of '%s': a number, inf or required", word, p->name);
+            return fault(s, s->line, "'%s' is no default of '%s': a number, inf or required", word,
+                         p->name);
         p->dflt = FV__DEFAULT_REQUIRED;
     } else {
         p->dflt = FV__DEFAULT_VALUE;
@@ -326,20 +344,28 @@ static fv_status read_number_tail(scanner *s, fv__param *p, const char *where)
     }
     FV_TRY(expect(s, ',', where));
     FV_TRY(skip_blanks(s));
-    if (!read_number(s, &p->example)) return fault(s, s->line, "an example (a number) expected in %s", where);
+    if (!read_number(s, &p->example))
+        return fault(s, s->line, "an example (a number) expected in %s", where);
     return settle_number(s, p, &p->example, "example");
 }
 
 static fv_status read_count(scanner *s, fv__param *p, const char *where)
 {
-    static const struct { const char *name; fv__count_of count; } names[] = {
-        { "any", FV__COUNT_ANY }, { "heads", FV__COUNT_HEADS }, { "requests", FV__COUNT_REQUESTS }, { "rows", FV__COUNT_ROWS },
+    static const struct {
+        const char *name;
+        fv__count_of count;
+    } names[] = {
+        { "any", FV__COUNT_ANY },
+        { "heads", FV__COUNT_HEADS },
+        { "requests", FV__COUNT_REQUESTS },
+        { "rows", FV__COUNT_ROWS },
     };
     double number;
     FV_TRY(skip_blanks(s));
     if (read_number(s, &number)) {
         if (number != floor(number) || number < 1 || number > 1 << 24)
-            return fault(s, s->line, "the count of '%s' must be a whole number from 1 to 2^24", p->name);
+            return fault(s, s->line, "the count of '%s' must be a whole number from 1 to 2^24",
+                         p->name);
         p->count_of = FV__COUNT_NUMBER;
         p->count = (int32_t)number;
         return FV_OK;
@@ -353,20 +379,28 @@ static fv_status read_count(scanner *s, fv__param *p, const char *where)
         }
     p->count = find_param(s->meta, word);
     if (p->count < 0 || s->meta->params[p->count].kind != FV__INT)
-        return fault(s, s->line, "'%s' is no count of '%s': heads, requests, rows, any, a number, or an FV_INT above it as name/2", word,
-                     p->name);
+        return fault(s, s->line,
+                     "'%s' is no count of '%s': heads, requests, rows, any, a number, or an FV_INT "
+                     "above it as name/2",
+                     word, p->name);
     p->count_of = FV__COUNT_HALF;
     FV_TRY(expect(s, '/', where));
     FV_TRY(skip_blanks(s));
-    if (!read_number(s, &number) || number != 2) return fault(s, s->line, "'%s' can only be divided by 2 in %s", word, where);
+    if (!read_number(s, &number) || number != 2)
+        return fault(s, s->line, "'%s' can only be divided by 2 in %s", word, where);
     return FV_OK;
 }
 
 /* `words`: required, none, frequencies: the first so many of them are allowed. */
 static fv_status read_array_default(scanner *s, fv__param *p, int allowed, const char *where)
 {
-    static const struct { const char *name; fv__default value; } names[] = {
-        { "required", FV__DEFAULT_REQUIRED }, { "none", FV__DEFAULT_NONE }, { "frequencies", FV__DEFAULT_FREQUENCIES },
+    static const struct {
+        const char *name;
+        fv__default value;
+    } names[] = {
+        { "required", FV__DEFAULT_REQUIRED },
+        { "none", FV__DEFAULT_NONE },
+        { "frequencies", FV__DEFAULT_FREQUENCIES },
     };
     char word[MAX_WORD];
     FV_TRY(expect(s, ',', where));
@@ -406,7 +440,8 @@ static fv_status check_name(scanner *s, const char *name)
 {
     char offsets[MAX_WORD + 8];
     if (strlen(name) >= sizeof s->meta->params[0].name)
-        return fault(s, s->line, "the parameter name '%s' is longer than %zu letters", name, sizeof s->meta->params[0].name - 1);
+        return fault(s, s->line, "the parameter name '%s' is longer than %zu letters", name,
+                     sizeof s->meta->params[0].name - 1);
     for (int i = 0; i < s->meta->num_params; i++) {
         const fv__param *p = &s->meta->params[i];
         snprintf(offsets, sizeof offsets, "%s_indptr", p->name);
@@ -421,7 +456,8 @@ static fv_status read_param(scanner *s, int kind)
     fv__variant_meta *meta = s->meta;
     const char *where = kinds[kind].name;
     char word[MAX_WORD];
-    if (meta->num_params == FV__MAX_PARAMS) return fault(s, s->line, "more than %d parameters", FV__MAX_PARAMS);
+    if (meta->num_params == FV__MAX_PARAMS)
+        return fault(s, s->line, "more than %d parameters", FV__MAX_PARAMS);
     fv__param p = { .kind = kinds[kind].kind, .offset = meta->args_bytes };
     FV_TRY(expect(s, '(', where));
     FV_TRY(expect_word(s, word, "a name", where));
@@ -433,14 +469,16 @@ static fv_status read_param(scanner *s, int kind)
     FV_TRY(expect(s, ')', where));
     meta->args_bytes += kinds[kind].bytes;
     if (meta->args_bytes > (int)sizeof ((fv__use *)0)->args)
-        return fault(s, s->line, "the parameters take %d bytes, more than %zu", meta->args_bytes, sizeof ((fv__use *)0)->args);
+        return fault(s, s->line, "the parameters take %d bytes, more than %zu", meta->args_bytes,
+                     sizeof((fv__use *)0)->args);
     meta->params[meta->num_params++] = p;
     return FV_OK;
 }
 
 static fv_status read_params(scanner *s)
 {
-    if (s->has_params) return fault(s, s->line, "a second FV_PARAMS (the first is on line %d)", s->params_line);
+    if (s->has_params)
+        return fault(s, s->line, "a second FV_PARAMS (the first is on line %d)", s->params_line);
     s->has_params = true;
     s->params_line = s->line;
     FV_TRY(expect(s, '(', "FV_PARAMS"));
@@ -451,14 +489,16 @@ static fv_status read_params(scanner *s)
         if (*s->at == ')') break;
         FV_TRY(expect_word(s, word, "a parameter or ')'", "FV_PARAMS"));
         while (kind < FV__COUNT(kinds) && strcmp(word, kinds[kind].name)) kind++;
-        if (kind == FV__COUNT(kinds)) return fault(s, s->line, "'%s' is no kind of parameter (FV_NUMBER, FV_INT, FV_FLOATS, ...)", word);
+        if (kind == FV__COUNT(kinds))
+            return fault(s, s->line,
+                         "'%s' is no kind of parameter (FV_NUMBER, FV_INT, FV_FLOATS, ...)", word);
         FV_TRY(read_param(s, kind));
     }
     step(s);
     return FV_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------- other declarations */
+/* --------------------------------------------------------------------------- other declarations */
 
 static fv_status read_meta(scanner *s)
 {
@@ -476,7 +516,8 @@ static fv_status read_meta(scanner *s)
         for (; from < s->at - 1; from++) {
             if (*from == '\\') from++;
             if (n + 1 >= sizeof s->meta->formula)
-                return fault(s, line, "the formula is longer than %zu letters", sizeof s->meta->formula - 1);
+                return fault(s, line, "the formula is longer than %zu letters",
+                             sizeof s->meta->formula - 1);
             out[n++] = *from;
         }
         FV_TRY(skip_blanks(s));
@@ -498,14 +539,17 @@ static fv_status read_require(scanner *s)
         return fault(s, s->line, "FV_REQUIRE takes a number and '%s' is an array", p->name);
     FV_TRY(skip_blanks(s));
     const char side = *s->at;
-    if (side != '<' && side != '>') return fault(s, s->line, "FV_REQUIRE takes NAME > | >= | < | <= NUMBER");
+    if (side != '<' && side != '>')
+        return fault(s, s->line, "FV_REQUIRE takes NAME > | >= | < | <= NUMBER");
     step(s);
     const bool open = *s->at != '=';
     if (!open) step(s);
     FV_TRY(skip_blanks(s));
-    if (!read_number(s, &number)) return fault(s, s->line, "FV_REQUIRE takes NAME > | >= | < | <= NUMBER");
+    if (!read_number(s, &number))
+        return fault(s, s->line, "FV_REQUIRE takes NAME > | >= | < | <= NUMBER");
     FV_TRY(expect(s, ')', "FV_REQUIRE"));
-    if (side == '>' ? p->has_min : p->has_max) return fault(s, line, "a second bound on the same side of '%s'", p->name);
+    if (side == '>' ? p->has_min : p->has_max)
+        return fault(s, line, "a second bound on the same side of '%s'", p->name);
     if (side == '>') {
         p->has_min = true, p->min = number, p->min_open = open;
     } else {
@@ -520,12 +564,14 @@ static fv_status read_bound(scanner *s, fv__bound *bound, int *line, const char 
 {
     char word[MAX_WORD];
     int param;
-    if (bound->present) return fault(s, s->line, "a second %s (the first is on line %d)", where, *line);
+    if (bound->present)
+        return fault(s, s->line, "a second %s (the first is on line %d)", where, *line);
     *line = s->line;
     *bound = (fv__bound){ .present = true, .param = -1 };
     FV_TRY(expect(s, '(', where));
     FV_TRY(expect_word(s, word, "'position'", where));
-    if (strcmp(word, "position")) return fault(s, s->line, "%s begins with 'position', not '%s'", where, word);
+    if (strcmp(word, "position"))
+        return fault(s, s->line, "%s begins with 'position', not '%s'", where, word);
     FV_TRY(skip_blanks(s));
     if (*s->at == '+' || *s->at == '-') {
         bound->sign = *s->at == '+' ? 1 : -1;
@@ -543,14 +589,16 @@ static fv_status read_lifted(scanner *s)
     FV_TRY(expect(s, '(', "FV_LIFTED"));
     FV_TRY(expect_param(s, &param, "FV_LIFTED"));
     if (s->meta->params[param].kind != FV__RANGES)
-        return fault(s, s->line, "FV_LIFTED takes an FV_RANGES parameter and '%s' is not one", s->meta->params[param].name);
+        return fault(s, s->line, "FV_LIFTED takes an FV_RANGES parameter and '%s' is not one",
+                     s->meta->params[param].name);
     s->meta->lifted = param;
     return expect(s, ')', "FV_LIFTED");
 }
 
 static fv_status read_pairs(scanner *s)
 {
-    if (s->meta->pairs_dim >= 0) return fault(s, s->line, "a second FV_PAIRS (the first is on line %d)", s->pairs_line);
+    if (s->meta->pairs_dim >= 0)
+        return fault(s, s->line, "a second FV_PAIRS (the first is on line %d)", s->pairs_line);
     s->pairs_line = s->line;
     FV_TRY(expect(s, '(', "FV_PAIRS"));
     FV_TRY(expect_int_param(s, &s->meta->pairs_dim, "FV_PAIRS"));
@@ -563,8 +611,12 @@ static fv_status read_hook(scanner *s, int hook, const char *word)
 {
     const enum half half = half_here(s);
     const int line = s->line;
-    if ((s->hooks[half] | s->hooks[half == BOTH ? SPEC : BOTH] | (half == BOTH ? s->hooks[VECTOR] : 0)) >> hook & 1)
-        return fault(s, line, "a second %s in the same half of the text (one is on line %d)", word, s->hook_line[hook]);
+    if ((s->hooks[half] | s->hooks[half == BOTH ? SPEC : BOTH] |
+         (half == BOTH ? s->hooks[VECTOR] : 0)) >>
+            hook &
+        1)
+        return fault(s, line, "a second %s in the same half of the text (one is on line %d)", word,
+                     s->hook_line[hook]);
     s->hooks[half] |= 1u << hook;
     s->hook_line[hook] = line;
     FV_TRY(skip_blanks(s));
@@ -591,7 +643,7 @@ static fv_status read_declaration(scanner *s, const char *word)
     return fault(s, s->line, "'%s' is neither a declaration nor a hook", word);
 }
 
-/* ------------------------------------------------------------------------------------------------- the text as a whole */
+/* -------------------------------------------------------------------------- the text as a whole */
 
 /* One thing at the top level: a declaration, or something of C that is left to the compiler. */
 static fv_status read_item(scanner *s)
@@ -627,29 +679,38 @@ static fv_status check_requirements(scanner *s)
         const fv__param *p = &s->meta->params[i];
         if (p->kind != FV__NUMBER && p->kind != FV__INT) continue;
         if (p->dflt == FV__DEFAULT_VALUE && breaks(p, p->value))
-            return fault(s, s->require_line[i], "the default %g of '%s' does not meet its FV_REQUIRE", p->value, p->name);
+            return fault(s, s->require_line[i],
+                         "the default %g of '%s' does not meet its FV_REQUIRE", p->value, p->name);
         if (breaks(p, p->example))
-            return fault(s, s->require_line[i], "the example %g of '%s' does not meet its FV_REQUIRE", p->example, p->name);
+            return fault(s, s->require_line[i],
+                         "the example %g of '%s' does not meet its FV_REQUIRE", p->example,
+                         p->name);
     }
     return FV_OK;
 }
 
-/* The default "frequencies" is computed when the problem is made: its numbers must be known then. */
+/* The default "frequencies" is computed when the problem is made: its numbers must be known then.
+ */
 static fv_status check_frequencies(scanner *s)
 {
-    static const char *const needed[] = { "rotary_dim", "base", "factor", "low_freq_factor", "high_freq_factor", "original_context" };
+    static const char *const needed[] = {
+        "rotary_dim", "base", "factor", "low_freq_factor", "high_freq_factor", "original_context",
+    };
     int found = 0;
     for (int i = 0; i < s->meta->num_params; i++) {
         const fv__param *p = &s->meta->params[i];
         if (p->dflt != FV__DEFAULT_FREQUENCIES) continue;
         if (found++) return fault(s, s->params_line, "more than one default 'frequencies'");
         if (p->count_of != FV__COUNT_HALF)
-            return fault(s, s->params_line, "the default 'frequencies' of '%s' needs the count rotary_dim/2", p->name);
+            return fault(s, s->params_line,
+                         "the default 'frequencies' of '%s' needs the count rotary_dim/2", p->name);
         for (int k = 0; k < FV__COUNT(needed); k++) {
             const int at = find_param(s->meta, needed[k]);
             if (at < 0 && k) continue;
             if (at < 0 || s->meta->params[at].binding != FV__BIND_PROBLEM)
-                return fault(s, s->params_line, "the default 'frequencies' of '%s' needs '%s' bound to the problem", p->name, needed[k]);
+                return fault(s, s->params_line,
+                             "the default 'frequencies' of '%s' needs '%s' bound to the problem",
+                             p->name, needed[k]);
         }
     }
     return FV_OK;
@@ -664,11 +725,13 @@ static bool has_kind(const fv__variant_meta *meta, fv__param_kind kind)
 
 static fv_status check_halves(scanner *s)
 {
-    const uint32_t spec = s->hooks[BOTH] | s->hooks[SPEC], vector = s->hooks[BOTH] | s->hooks[VECTOR];
+    const uint32_t spec = s->hooks[BOTH] | s->hooks[SPEC],
+                   vector = s->hooks[BOTH] | s->hooks[VECTOR];
     for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
         if ((spec ^ vector) >> hook & 1)
             return fault(s, s->hook_line[hook], "FV_%s is missing %s", hook_names[hook],
-                         vector >> hook & 1 ? "behind #ifdef FV_SPEC (in double)" : "behind #else (in v_* words)");
+                         vector >> hook & 1 ? "behind #ifdef FV_SPEC (in double)"
+                                            : "behind #else (in v_* words)");
     s->meta->hooks = vector;
     return FV_OK;
 }
@@ -681,12 +744,17 @@ static fv_status check_hooks(scanner *s)
     if ((hooks & turns) && s->meta->pairs_dim < 0)
         return fault(s, s->hook_line[hooks >> FV__HOOK_QUERY & 1 ? FV__HOOK_QUERY : FV__HOOK_KEY],
                      "FV_QUERY and FV_KEY get pairs: FV_PAIRS(rotary_dim, interleaved) is missing");
-    if (!(hooks & turns) && s->meta->pairs_dim >= 0) return fault(s, s->pairs_line, "FV_PAIRS without FV_QUERY or FV_KEY");
+    if (!(hooks & turns) && s->meta->pairs_dim >= 0)
+        return fault(s, s->pairs_line, "FV_PAIRS without FV_QUERY or FV_KEY");
     if ((hooks >> FV__HOOK_KEY_SUM & 1) && !sums)
-        return fault(s, s->hook_line[FV__HOOK_KEY_SUM], "FV_KEY_SUM has no FV_SUMS parameter to add to");
-    if (sums && !(hooks >> FV__HOOK_KEY_SUM & 1)) return fault(s, s->params_line, "an FV_SUMS parameter without FV_KEY_SUM");
+        return fault(s, s->hook_line[FV__HOOK_KEY_SUM],
+                     "FV_KEY_SUM has no FV_SUMS parameter to add to");
+    if (sums && !(hooks >> FV__HOOK_KEY_SUM & 1))
+        return fault(s, s->params_line, "an FV_SUMS parameter without FV_KEY_SUM");
     if ((hooks >> FV__HOOK_WEIGHT & 1) && (hooks & (1u << FV__HOOK_SINK | 1u << FV__HOOK_KEY_SUM)))
-        return fault(s, s->hook_line[FV__HOOK_WEIGHT], "FV_WEIGHT replaces the softmax: FV_SINK and FV_KEY_SUM have no meaning with it");
+        return fault(
+            s, s->hook_line[FV__HOOK_WEIGHT],
+            "FV_WEIGHT replaces the softmax: FV_SINK and FV_KEY_SUM have no meaning with it");
     if (!hooks && !s->meta->first.present && !s->meta->last.present)
         return fault(s, s->line, "the variant has neither a hook nor a bound");
     return FV_OK;
@@ -706,24 +774,34 @@ static fv_status check_whole(scanner *s)
 
 static fv_status check_variant_name(const char *name, fv_error *err)
 {
-    bool good = name && *name && !isdigit((unsigned char)*name) && strlen(name) < sizeof ((fv__variant_meta *)0)->name;
+    bool good = name && *name && !isdigit((unsigned char)*name) &&
+                strlen(name) < sizeof((fv__variant_meta *)0)->name;
     for (const char *c = name; good && *c; c++) good = is_word(*c);
     if (good) return FV_OK;
-    return fv__fail(err, FV_E_INVALID, "name", name ? (int64_t)strlen(name) : 0, (int64_t)sizeof ((fv__variant_meta *)0)->name - 1,
-                    "the name of a variant is 1 to %zu letters, digits and _, and begins with no digit",
-                    sizeof ((fv__variant_meta *)0)->name - 1);
+    return fv__fail(
+        err, FV_E_INVALID, "name", name ? (int64_t)strlen(name) : 0,
+        (int64_t)sizeof((fv__variant_meta *)0)->name - 1,
+        "the name of a variant is 1 to %zu letters, digits and _, and begins with no digit",
+        sizeof((fv__variant_meta *)0)->name - 1);
 }
 
-fv_status fv__variant_parse(const char *name, const char *text, fv__variant_meta *out, fv_error *err)
+fv_status fv__variant_parse(const char *name, const char *text, fv__variant_meta *out,
+                            fv_error *err)
 {
     FV_TRY(check_variant_name(name, err));
-    if (!text) return fv__fail(err, FV_E_INVALID, "text", 0, 0, "the text of variant %s is NULL", name);
+    if (!text)
+        return fv__fail(err, FV_E_INVALID, "text", 0, 0, "the text of variant %s is NULL", name);
     const size_t length = strnlen(text, MAX_TEXT + 1);
     if (length > MAX_TEXT)
-        return fv__fail(err, FV_E_INVALID, "text", (int64_t)length, MAX_TEXT, "the text of variant %s is longer than 1 MiB", name);
-    fv__variant_meta meta = { .lifted = -1, .first.param = -1, .last.param = -1, .pairs_dim = -1, .pairs_interleaved = -1 };
+        return fv__fail(err, FV_E_INVALID, "text", (int64_t)length, MAX_TEXT,
+                        "the text of variant %s is longer than 1 MiB", name);
+    fv__variant_meta meta = {
+        .lifted = -1, .first.param = -1, .last.param = -1, .pairs_dim = -1, .pairs_interleaved = -1
+    };
     memcpy(meta.name, name, strlen(name) + 1);
-    scanner s = { .name = name, .at = text, .line = 1, .line_start = true, .meta = &meta, .err = err };
+    scanner s = {
+        .name = name, .at = text, .line = 1, .line_start = true, .meta = &meta, .err = err
+    };
     for (;;) {
         FV_TRY(skip_blanks(&s));
         if (!*s.at) break;

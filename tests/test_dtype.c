@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_dtype.c -- the definition of the element types against other arithmetic: values built by doubling and halving, rounding by looking for the
- * two neighbours in the list of all values. Every code of 4, 8 and 16 bits, every midpoint between two neighbours and what lies next to it. */
+/* test_dtype.c -- the definition of the element types against other arithmetic: values built by
+ * doubling and halving, rounding by looking for the two neighbours in the list of all values. Every
+ * code of 4, 8 and 16 bits, every midpoint between two neighbours and what lies next to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,9 +20,9 @@ typedef struct format {
     const char *name;
     int bits, fraction_bits, bias;
     uint32_t finite;
-    bool ieee;                          /* the magnitude `finite` is infinity, those above are NaN */
+    bool ieee; /* the magnitude `finite` is infinity, those above are NaN */
     bool saturates;
-    uint32_t nan;                       /* what a NaN is written as; 0 with ieee: a quiet one with the sign kept */
+    uint32_t nan; /* what a NaN is written as; 0 with ieee: a quiet one with the sign kept */
 } format;
 
 static const format formats[] = {
@@ -93,7 +94,7 @@ static uint32_t nearest(const format *f, const double *values, double x)
         else high = middle - 1;
     }
     if (low == f->finite - 1) {
-        const double next = 2 * values[low] - values[low - 1];          /* the value that would follow */
+        const double next = 2 * values[low] - values[low - 1]; /* the value that would follow */
         const bool over = x - values[low] >= (next - values[low]) / 2;
         return over && !f->saturates ? f->finite : low;
     }
@@ -131,7 +132,8 @@ static void every_rounding(void **state)
             const double next = c + 1 < f->finite ? values[c + 1] : 2 * values[c] - values[c - 1];
             check_around(f, t, values, values[c] + (next - values[c]) / 2);
         }
-        const double far[] = { DBL_MIN, DBL_TRUE_MIN, FLT_MIN, 1e-30, 448, 449, 464, 480, 500, 1e4, 65519, 65520, 65536, 1e30, 1e300, DBL_MAX };
+        const double far[] = { DBL_MIN, DBL_TRUE_MIN, FLT_MIN, 1e-30, 448,   449,  464,   480,
+                               500,     1e4,          65519,   65520, 65536, 1e30, 1e300, DBL_MAX };
         for (int k = 0; k < FV__COUNT(far); k++) check_around(f, t, values, far[k]);
         free(values);
     }
@@ -143,7 +145,8 @@ static void what_is_no_number(void **state)
     for (int i = 0; i < FV__COUNT(formats); i++) {
         const format *f = &formats[i];
         const fv__dtype_info *t = info_of(f->name);
-        const uint32_t sign = 1u << (f->bits - 1), endless = f->saturates ? f->finite - 1 : f->finite;
+        const uint32_t sign = 1u << (f->bits - 1),
+                       endless = f->saturates ? f->finite - 1 : f->finite;
         assert_int_equal(t->encode(INFINITY), endless);
         assert_int_equal(t->encode(-INFINITY), endless | sign);
         for (int minus = 0; minus < 2; minus++) {
@@ -164,9 +167,11 @@ static void e4m3_bytes(void **state)
 {
     (void)state;
     const fv__dtype_info *t = info_of("fp8_e4m3");
-    static const struct { double x; uint32_t code; } list[] = {
-        { 0.0, 0x00 }, { -0.0, 0x80 }, { 0x1p-10, 0x00 }, { 1, 0x38 }, { 447, 0x7E }, { 448, 0x7E }, { 449, 0x7E }, { 500, 0x7E },
-        { 1e4, 0x7E }, { -1e4, 0xFE }, { INFINITY, 0x7E }, { NAN, 0x7F }, { 0x1.8p-10, 0x01 }, { 0x1p-9, 0x01 },
+    static const struct { double x; uint32_t code;
+    } list[] = {
+        { 0.0, 0x00 },      { -0.0, 0x80 }, { 0x1p-10, 0x00 },   { 1, 0x38 },      { 447, 0x7E },
+        { 448, 0x7E },      { 449, 0x7E },  { 500, 0x7E },       { 1e4, 0x7E },    { -1e4, 0xFE },
+        { INFINITY, 0x7E }, { NAN, 0x7F },  { 0x1.8p-10, 0x01 }, { 0x1p-9, 0x01 },
     };
     for (int i = 0; i < FV__COUNT(list); i++) assert_int_equal(t->encode(list[i].x), list[i].code);
 }
@@ -188,8 +193,10 @@ static void f32_is_float(void **state)
         }
         same_bits(x, (double)value);
         assert_int_equal(t->encode((double)value), code);
-        const double between = (double)value + ((double)nextafterf(value, INFINITY) - (double)value) * 0.5;
-        const double tries[] = { between, nextafter(between, INFINITY), nextafter(between, -INFINITY) };
+        const double between =
+            (double)value + ((double)nextafterf(value, INFINITY) - (double)value) * 0.5;
+        const double tries[] = { between, nextafter(between, INFINITY),
+                                 nextafter(between, -INFINITY) };
         for (int i = 0; i < 3; i++) {
             const float rounded = (float)tries[i];
             uint32_t want;
@@ -220,11 +227,12 @@ static void int8_is_a_byte(void **state)
     for (uint32_t code = 0; code < 256; code++) same_bits(t->decode(code), (double)(int8_t)code);
     for (int quarters = -4 * 140; quarters <= 4 * 140; quarters++) {
         const double x = quarters / 4.0;
-        double want = nearbyint(x);                                     /* nearest even: the default rounding of the machine */
+        double want = nearbyint(x); /* nearest even: the default rounding of the machine */
         if (want > 127) want = 127;
         if (want < -128) want = -128;
         assert_int_equal((int8_t)t->encode(x), (int)want);
-        assert_int_equal((int8_t)t->encode(nextafter(x, 0)), (int)fmin(fmax(nearbyint(nextafter(x, 0)), -128), 127));
+        assert_int_equal((int8_t)t->encode(nextafter(x, 0)),
+                         (int)fmin(fmax(nearbyint(nextafter(x, 0)), -128), 127));
     }
     assert_int_equal(t->encode(INFINITY), 0x7F);
     assert_int_equal(t->encode(-INFINITY), 0x80);
@@ -245,13 +253,14 @@ static void packed_memory(void **state)
         memset(memory, 0xA5, sizeof memory);
         for (int i = n - 1; i >= 0; i--) fv__dtype_store((fv__dtype)type, memory, i, values[i]);
         for (int i = 0; i < n; i++) {
-            const double want = type == (int)fv__dtype_find("int8") ? nearbyint(values[i]) : values[i];
+            const double want =
+                type == (int)fv__dtype_find("int8") ? nearbyint(values[i]) : values[i];
             assert_true(fv__dtype_load((fv__dtype)type, memory, i) == want);
         }
         for (int byte = (n * bits + 7) / 8; byte < 64; byte++) assert_int_equal(memory[byte], 0xA5);
         if (bits == 4) {
-            assert_int_equal(memory[0], 0x90);                          /* 0 in the low half, -0.5 in the high one */
-            assert_int_equal(memory[5] >> 4, 0xA);                      /* the half behind the last element */
+            assert_int_equal(memory[0], 0x90); /* 0 in the low half, -0.5 in the high one */
+            assert_int_equal(memory[5] >> 4, 0xA); /* the half behind the last element */
         }
     }
 }
@@ -262,7 +271,8 @@ static void names(void **state)
     assert_int_equal(fv__dtype_find(NULL), FV__DTYPE_NONE);
     assert_int_equal(fv__dtype_find(""), FV__DTYPE_NONE);
     assert_int_equal(fv__dtype_find("F32"), FV__DTYPE_NONE);
-    for (int i = 0; i < FV__NUM_DTYPES; i++) assert_int_equal(fv__dtype_find(fv__dtypes[i].name), i);
+    for (int i = 0; i < FV__NUM_DTYPES; i++)
+        assert_int_equal(fv__dtype_find(fv__dtypes[i].name), i);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_variant.c -- variants as texts: what every declaration becomes, and for every fault the line that it stands on; then problems and the binding of
- * arguments by name and time. */
+/* test_variant.c -- variants as texts: what every declaration becomes, and for every fault the line
+ * that it stands on; then problems and the binding of arguments by name and time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,24 +17,24 @@
 
 static fv_error err;
 
-#define OK(call)                                                                                                       \
-    do {                                                                                                               \
-        memset(&err, 0, sizeof err);                                                                                   \
-        if ((call) != FV_OK) fail_msg("%s: %s", #call, err.text);                                                      \
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        memset(&err, 0, sizeof err);                                                               \
+        if ((call) != FV_OK) fail_msg("%s: %s", #call, err.text);                                  \
     } while (0)
 
 /* The call fails with this status, the message and the field hold these words. */
-#define REFUSED(call, wanted, field_word, text_word)                                                                   \
-    do {                                                                                                               \
-        memset(&err, 0, sizeof err);                                                                                   \
-        const fv_status refused_status = (call);                                                                       \
-        if (refused_status != (wanted)) fail_msg("%s: %s (%s)", #call, fv_status_name(refused_status), err.text);      \
-        assert_int_equal(err.status, refused_status);                                                                  \
-        if (!strstr(err.field, field_word)) fail_msg("%s: the field is \"%s\"", #call, err.field);                     \
-        if (!strstr(err.text, text_word)) fail_msg("%s: the text is \"%s\"", #call, err.text);                         \
+#define REFUSED(call, wanted, field_word, text_word)                                               \
+    do {                                                                                           \
+        memset(&err, 0, sizeof err);                                                               \
+        const fv_status refused_status = (call);                                                   \
+        if (refused_status != (wanted)) fail_msg("%s: %s (%s)", #call, fv_status_name(refused_status), err.text); \
+        assert_int_equal(err.status, refused_status);                                              \
+        if (!strstr(err.field, field_word)) fail_msg("%s: the field is \"%s\"", #call, err.field); \
+        if (!strstr(err.text, text_word)) fail_msg("%s: the text is \"%s\"", #call, err.text);     \
     } while (0)
 
-/* ---------------------------------------------------------------------------------------------------- declarations */
+/* --------------------------------------------------------------------------------- declarations */
 
 static const char everything[] =
     "/* a comment with FV_SCORE { in it */\n"
@@ -84,7 +84,13 @@ static void every_declaration(void **state)
     assert_string_equal(m.formula, "one \"two\" three");
     assert_int_equal(m.num_params, 10);
     assert_int_equal(m.args_bytes, 9 * 16 + 32);
-    static const struct { const char *name; fv__param_kind kind; fv__binding binding; fv__default dflt; int offset; } want[] = {
+    static const struct {
+        const char *name;
+        fv__param_kind kind;
+        fv__binding binding;
+        fv__default dflt;
+        int offset;
+    } want[] = {
         { "cap", FV__NUMBER, FV__BIND_RUN, FV__DEFAULT_REQUIRED, 0 },
         { "open", FV__NUMBER, FV__BIND_PROBLEM, FV__DEFAULT_VALUE, 16 },
         { "left", FV__INT, FV__BIND_RUN, FV__DEFAULT_VALUE, 32 },
@@ -104,7 +110,8 @@ static void every_declaration(void **state)
         assert_int_equal(p->dflt, want[i].dflt);
         assert_int_equal(p->offset, want[i].offset);
     }
-    assert_true(m.params[0].example == 5 && isinf(m.params[1].value) && m.params[1].example == -0.25);
+    assert_true(m.params[0].example == 5 && isinf(m.params[1].value) &&
+                m.params[1].example == -0.25);
     assert_true(m.params[2].value == FV__NO_BOUND && m.params[2].example == 7);
     assert_int_equal(m.params[5].count_of, FV__COUNT_HEADS);
     assert_int_equal(m.params[6].count_of, FV__COUNT_HALF);
@@ -112,7 +119,8 @@ static void every_declaration(void **state)
     assert_int_equal(m.params[7].count_of, FV__COUNT_ROWS);
     assert_true(m.params[0].has_min && m.params[0].min_open && m.params[0].min == 0);
     assert_true(m.params[0].has_max && !m.params[0].max_open && m.params[0].max == 100);
-    assert_true(m.params[4].has_max && m.params[4].max_open && m.params[4].has_min && !m.params[4].min_open);
+    assert_true(m.params[4].has_max && m.params[4].max_open && m.params[4].has_min &&
+                !m.params[4].min_open);
     assert_true(m.first.present && m.first.sign == -1 && m.first.param == 2);
     assert_true(m.last.present && m.last.sign == 0 && m.last.param == -1);
     assert_int_equal(m.lifted, 9);
@@ -127,8 +135,12 @@ static void every_hook(void **state)
 {
     (void)state;
     fv__variant_meta m;
-    OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0) FV_SUMS(sums, run))\n"
-                              "FV_PAIRS(d, i)\nFV_SCORE{}\nFV_VISIBLE{}\nFV_SINK{}\nFV_QUERY{}\nFV_KEY{}\nFV_VALUE{}\nFV_OUTPUT{}\nFV_KEY_SUM{}",
+    OK(fv__variant_parse("a",
+                         "FV_META(\"x\")\nFV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, "
+                         "0) FV_SUMS(sums, run))\n"
+                         "FV_PAIRS(d, "
+                         "i)\nFV_SCORE{}\nFV_VISIBLE{}\nFV_SINK{}\nFV_QUERY{}\nFV_KEY{}\nFV_VALUE{}"
+                         "\nFV_OUTPUT{}\nFV_KEY_SUM{}",
                          &m, &err));
     assert_int_equal(m.hooks, ((1u << FV__NUM_HOOKS) - 1) & ~(1u << FV__HOOK_WEIGHT));
     OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_WEIGHT { return s; }", &m, &err));
@@ -142,7 +154,8 @@ static void every_hook(void **state)
 #define PARAM(p) META "FV_PARAMS(\n" p "\n)\n" HOOK
 
 /* Each text has one fault; `line` is where it stands. */
-static const struct { int line; const char *text, *word; } faults[] = {
+static const struct { int line; const char *text, *word;
+} faults[] = {
     { 2, HOOK, "FV_META" },
     { 2, META, "neither a hook nor a bound" },
     { 1, "FV_META(x)\n" HOOK, "string" },
@@ -161,7 +174,8 @@ static const struct { int line; const char *text, *word; } faults[] = {
     { 2, META "FV_SCORE {\n if (s) { return s;\n}\n", "never closed" },
     { 3, META HOOK "}\n", "closes nothing" },
     { 3, META HOOK "FV_SCORE { }\n", "second FV_SCORE" },
-    { 6, META "#ifdef FV_SPEC\n" HOOK "#else\n" HOOK "FV_SINK { }\n#endif\n", "missing behind #ifdef" },
+    { 6, META "#ifdef FV_SPEC\n" HOOK "#else\n" HOOK "FV_SINK { }\n#endif\n",
+      "missing behind #ifdef" },
     { 3, META "#ifdef FV_SPEC\n" HOOK "#endif\n", "behind #else" },
     { 3, META "#ifndef FV_SPEC\n" HOOK "#endif\n", "behind #ifdef" },
     { 3, META HOOK "#ifdef FV_SPEC\n", "no #endif" },
@@ -192,18 +206,31 @@ static const struct { int line; const char *text, *word; } faults[] = {
     { 4, PARAM("FV_NUMBER(d, problem, 2, 2)\nFV_FLOATS(a, problem, d/2, none)"), "no count" },
     { 3, PARAM("FV_INTS(a, run, any, frequencies)"), "no default" },
     { 2, PARAM("FV_FLOATS(a, problem, heads, frequencies)"), "rotary_dim/2" },
-    { 2, PARAM("FV_INT(d, problem, 2, 2)\nFV_FLOATS(a, problem, d/2, frequencies)"), "'rotary_dim'" },
-    { 2, PARAM("FV_INT(rotary_dim, run, 2, 2)\nFV_FLOATS(a, problem, rotary_dim/2, frequencies)"), "'rotary_dim'" },
-    { 2, PARAM("FV_INT(rotary_dim, problem, 2, 2)\nFV_NUMBER(base, run, 2, 2)\nFV_FLOATS(a, problem, rotary_dim/2, frequencies)"), "'base'" },
+    { 2, PARAM("FV_INT(d, problem, 2, 2)\nFV_FLOATS(a, problem, d/2, frequencies)"),
+      "'rotary_dim'" },
+    { 2, PARAM("FV_INT(rotary_dim, run, 2, 2)\nFV_FLOATS(a, problem, rotary_dim/2, frequencies)"),
+      "'rotary_dim'" },
+    { 2,
+      PARAM("FV_INT(rotary_dim, problem, 2, 2)\nFV_NUMBER(base, run, 2, 2)\nFV_FLOATS(a, problem, "
+            "rotary_dim/2, frequencies)"),
+      "'base'" },
     { 3, PARAM("FV_RANGES(a, batch, frequencies)"), "no default" },
     { 3, PARAM("FV_BITS(a)"), "',' expected" },
     { 2, PARAM("FV_SUMS(a, run)"), "without FV_KEY_SUM" },
     { 3, META "FV_PARAMS()\nFV_PARAMS()\n" HOOK, "second FV_PARAMS" },
-    { 15, PARAM("FV_INT(a,run,1,1)\nFV_INT(b,run,1,1)\nFV_INT(c,run,1,1)\nFV_INT(d,run,1,1)\nFV_INT(e,run,1,1)\nFV_INT(f,run,1,1)\n"
-               "FV_INT(g,run,1,1)\nFV_INT(h,run,1,1)\nFV_INT(i,run,1,1)\nFV_INT(j,run,1,1)\nFV_INT(k,run,1,1)\nFV_INT(l,run,1,1)\n"
-               "FV_INT(m,run,1,1)"), "more than 12" },
-    { 11, PARAM("FV_RANGES(a,run,none)\nFV_RANGES(b,run,none)\nFV_RANGES(c,run,none)\nFV_RANGES(d,run,none)\nFV_RANGES(e,run,none)\n"
-                "FV_RANGES(f,run,none)\nFV_RANGES(g,run,none)\nFV_RANGES(h,run,none)\nFV_RANGES(i,run,none)"), "bytes" },
+    { 15,
+      PARAM("FV_INT(a,run,1,1)\nFV_INT(b,run,1,1)\nFV_INT(c,run,1,1)\nFV_INT(d,run,1,1)\nFV_INT(e,"
+            "run,1,1)\nFV_INT(f,run,1,1)\n"
+            "FV_INT(g,run,1,1)\nFV_INT(h,run,1,1)\nFV_INT(i,run,1,1)\nFV_INT(j,run,1,1)\nFV_INT(k,"
+            "run,1,1)\nFV_INT(l,run,1,1)\n"
+            "FV_INT(m,run,1,1)"),
+      "more than 12" },
+    { 11,
+      PARAM("FV_RANGES(a,run,none)\nFV_RANGES(b,run,none)\nFV_RANGES(c,run,none)\nFV_RANGES(d,run,"
+            "none)\nFV_RANGES(e,run,none)\n"
+            "FV_RANGES(f,run,none)\nFV_RANGES(g,run,none)\nFV_RANGES(h,run,none)\nFV_RANGES(i,run,"
+            "none)"),
+      "bytes" },
     { 6, PARAM("FV_NUMBER(a, run, 1, 1)") "FV_REQUIRE(b > 0)\n", "'b'" },
     { 6, PARAM("FV_BITS(a, run)") "FV_REQUIRE(a > 0)\n", "array" },
     { 6, PARAM("FV_NUMBER(a, run, 1, 1)") "FV_REQUIRE(a = 0)\n", "NAME >" },
@@ -216,10 +243,12 @@ static const struct { int line; const char *text, *word; } faults[] = {
     { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_FIRST_KEY(position - b)\n", "'b'" },
     { 6, PARAM("FV_NUMBER(a, run, 1, 1)") "FV_LAST_KEY(position + a)\n", "FV_INT" },
     { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_LAST_KEY(position * a)\n", "')' expected" },
-    { 7, PARAM("FV_INT(a, run, 1, 1)") "FV_LAST_KEY(position)\nFV_LAST_KEY(position)\n", "second FV_LAST_KEY" },
+    { 7, PARAM("FV_INT(a, run, 1, 1)") "FV_LAST_KEY(position)\nFV_LAST_KEY(position)\n",
+      "second FV_LAST_KEY" },
     { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_LIFTED(a)\n", "FV_RANGES" },
     { 7, PARAM("FV_RANGES(a, run, none)") "FV_LIFTED(a)\n", "lifts nothing" },
-    { 8, PARAM("FV_RANGES(a, run, none)") "FV_LAST_KEY(position)\nFV_LIFTED(a)\nFV_LIFTED(a)\n", "second FV_LIFTED" },
+    { 8, PARAM("FV_RANGES(a, run, none)") "FV_LAST_KEY(position)\nFV_LIFTED(a)\nFV_LIFTED(a)\n",
+      "second FV_LIFTED" },
     { 4, META HOOK "FV_EXACT\nFV_EXACT\n", "second FV_EXACT" },
     { 6, PARAM("FV_INT(d, problem, 2, 2)") "FV_PAIRS(d, d)\n", "without FV_QUERY" },
     { 6, PARAM("FV_INT(d, problem, 2, 2)") "FV_PAIRS(d)\n", "',' expected" },
@@ -240,9 +269,13 @@ static void every_fault_has_its_line(void **state)
         memcpy(&before, &m, sizeof m);
         memset(&err, 0, sizeof err);
         const fv_status status = fv__variant_parse("user", faults[i].text, &m, &err);
-        if (status != FV_E_COMPILE) fail_msg("fault %d is %s:\n%s", i, fv_status_name(status), faults[i].text);
-        if (err.value != faults[i].line) fail_msg("fault %d: line %lld, not %d: %s\n%s", i, (long long)err.value, faults[i].line, err.text, faults[i].text);
-        if (!strstr(err.text, faults[i].word)) fail_msg("fault %d: \"%s\" does not say \"%s\"", i, err.text, faults[i].word);
+        if (status != FV_E_COMPILE)
+            fail_msg("fault %d is %s:\n%s", i, fv_status_name(status), faults[i].text);
+        if (err.value != faults[i].line)
+            fail_msg("fault %d: line %lld, not %d: %s\n%s", i, (long long)err.value, faults[i].line,
+                     err.text, faults[i].text);
+        if (!strstr(err.text, faults[i].word))
+            fail_msg("fault %d: \"%s\" does not say \"%s\"", i, err.text, faults[i].word);
         assert_memory_equal(&m, &before, sizeof m);
         assert_int_equal(fv__variant_parse("user", faults[i].text, &m, NULL), FV_E_COMPILE);
     }
@@ -252,8 +285,11 @@ static void names_of_variants(void **state)
 {
     (void)state;
     fv__variant_meta m;
-    static const char *const bad[] = { NULL, "", "2a", "a-b", "a b", "a/b", "a2345678901234567890123456789012" };
-    for (int i = 0; i < FV__COUNT(bad); i++) REFUSED(fv__variant_parse(bad[i], META HOOK, &m, &err), FV_E_INVALID, "name", "letters");
+    static const char *const bad[] = {
+        NULL, "", "2a", "a-b", "a b", "a/b", "a2345678901234567890123456789012"
+    };
+    for (int i = 0; i < FV__COUNT(bad); i++)
+        REFUSED(fv__variant_parse(bad[i], META HOOK, &m, &err), FV_E_INVALID, "name", "letters");
     REFUSED(fv__variant_parse("a", NULL, &m, &err), FV_E_INVALID, "text", "NULL");
     const size_t much = (1 << 20) + 1;
     char *text = malloc(much + 1);
@@ -263,7 +299,8 @@ static void names_of_variants(void **state)
     free(text);
 }
 
-/* Pieces of the text above cut out, doubled and changed: an answer, never a crash. Sanitizer builds look closer. */
+/* Pieces of the text above cut out, doubled and changed: an answer, never a crash. Sanitizer builds
+ * look closer. */
 static void broken_texts(void **state)
 {
     (void)state;
@@ -293,7 +330,7 @@ static void broken_texts(void **state)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- built-ins */
+/* ------------------------------------------------------------------------------------ built-ins */
 
 static void built_ins(void **state)
 {
@@ -311,15 +348,23 @@ static void built_ins(void **state)
     }
     assert_null(fv__variant_find("nothing"));
     assert_null(fv__variant_find(NULL));
-    static const char *const needed[] = { "alibi", "causal", "items", "key_sums", "mask", "ranges", "rope", "sink", "softcap", "tree", "window" };
+    static const char *const needed[] = { "alibi",   "causal", "items", "key_sums",
+                                          "mask",    "ranges", "rope",  "sink",
+                                          "softcap", "tree",   "window" };
     for (int i = 0; i < FV__COUNT(needed); i++) assert_non_null(fv__variant_find(needed[i]));
 }
 
-/* ------------------------------------------------------------------------------------------------------- problems */
+/* ------------------------------------------------------------------------------------- problems */
 
 static fv_problem plain(void)
 {
-    return (fv_problem){ .q = "bf16", .k = "bf16", .v = "bf16", .o = "f32", .num_q_heads = 8, .num_kv_heads = 2, .dim_qk = 64 };
+    return (fv_problem){ .q = "bf16",
+                         .k = "bf16",
+                         .v = "bf16",
+                         .o = "f32",
+                         .num_q_heads = 8,
+                         .num_kv_heads = 2,
+                         .dim_qk = 64 };
 }
 
 static void problem_defaults(void **state)
@@ -337,7 +382,8 @@ static void problem_defaults(void **state)
     assert_int_equal(p.k_scale, FV__SCALE_NONE);
     assert_int_equal(p.hooks, 0);
     fv__problem_free(&p);
-    given.num_kv_heads = 0, given.dim_v = 32, given.scale = -2, given.k_scale = "token_head", given.v_scale = "head", given.k = "fp8_e4m3";
+    given.num_kv_heads = 0, given.dim_v = 32, given.scale = -2, given.k_scale = "token_head",
+    given.v_scale = "head", given.k = "fp8_e4m3";
     given.alignment = 2, given.lse_base2 = true;
     OK(fv__problem_init(&given, &p, &err));
     assert_int_equal(p.num_kv_heads, 8);
@@ -347,19 +393,20 @@ static void problem_defaults(void **state)
     assert_int_equal(p.v_scale, FV__SCALE_HEAD);
     fv__problem_free(&p);
     fv_problem latent = plain();
-    latent.num_kv_heads = 1, latent.dim_qk = 576, latent.qk_tail = 64, latent.dim_v = 512, latent.v_in_k = true, latent.v = NULL;
+    latent.num_kv_heads = 1, latent.dim_qk = 576, latent.qk_tail = 64, latent.dim_v = 512,
+    latent.v_in_k = true, latent.v = NULL;
     OK(fv__problem_init(&latent, &p, &err));
     assert_int_equal(p.v, p.k);
     fv__problem_free(&p);
 }
 
-#define BAD_PROBLEM(change, status, field, word)                                                                       \
-    do {                                                                                                               \
-        fv__problem bad;                                                                                               \
-        fv_problem g = plain();                                                                                        \
-        change;                                                                                                        \
-        REFUSED(fv__problem_init(&g, &bad, &err), status, field, word);                                                \
-        assert_int_equal(fv__problem_init(&g, &bad, NULL), status);                                                    \
+#define BAD_PROBLEM(change, status, field, word)                                                   \
+    do {                                                                                           \
+        fv__problem bad;                                                                           \
+        fv_problem g = plain();                                                                    \
+        change;                                                                                    \
+        REFUSED(fv__problem_init(&g, &bad, &err), status, field, word);                            \
+        assert_int_equal(fv__problem_init(&g, &bad, NULL), status);                                \
     } while (0)
 
 static void problems_refused(void **state)
@@ -402,12 +449,15 @@ static void problems_refused(void **state)
     BAD_PROBLEM(g.num_variants = 1, FV_E_INVALID, "problem.variants", "NULL");
 }
 
-/* ------------------------------------------------------------------------------------------------------- arguments */
+/* ------------------------------------------------------------------------------------ arguments */
 
 /* A problem with up to three variants; arguments of the first. */
-static fv_status with(const char *a, const char *b, const char *c, const fv_arg *args, int num_args, fv__problem *p)
+static fv_status with(const char *a, const char *b, const char *c, const fv_arg *args, int num_args,
+                      fv__problem *p)
 {
-    fv_variant_use uses[3] = { { .name = a, .args = args, .num_args = num_args }, { .name = b }, { .name = c } };
+    fv_variant_use uses[3] = { { .name = a, .args = args, .num_args = num_args },
+                               { .name = b },
+                               { .name = c } };
     fv_problem given = plain();
     given.variants = uses;
     given.num_variants = 1 + (b != NULL) + (c != NULL);
@@ -426,12 +476,17 @@ static fv_arg tensor(const char *name, const fv_tensor *t)
 
 static fv_tensor vector(void *data, const char *dtype, int64_t count)
 {
-    return (fv_tensor){ .data = data, .dtype = dtype, .ndim = 1, .shape = { count }, .stride = { 1 } };
+    return (
+        fv_tensor){ .data = data, .dtype = dtype, .ndim = 1, .shape = { count }, .stride = { 1 } };
 }
 
 static fv_tensor matrix(void *data, const char *dtype, int64_t rows, int64_t columns)
 {
-    return (fv_tensor){ .data = data, .dtype = dtype, .ndim = 2, .shape = { rows, columns }, .stride = { columns, 1 } };
+    return (fv_tensor){ .data = data,
+                        .dtype = dtype,
+                        .ndim = 2,
+                        .shape = { rows, columns },
+                        .stride = { columns, 1 } };
 }
 
 static const fv__param *param_of(const fv__problem *p, int use, const char *name, const void **at)
@@ -453,13 +508,19 @@ static double value_of(const fv__problem *p, int use, const char *name)
     return param->kind == FV__INT ? *(const int32_t *)at : (double)*(const float *)at;
 }
 
-static fv_status bind(fv__problem *p, fv__binding when, const fv_arg *args, int n, const fv__bind_shape *shape)
+static fv_status bind(fv__problem *p, fv__binding when, const fv_arg *args, int n,
+                      const fv__bind_shape *shape)
 {
     static const char *const others[] = { "k_scale" };
-    return fv__problem_bind(p, when, when == FV__BIND_RUN ? "tensors.args" : "batch.args", args, n, others, when == FV__BIND_RUN, shape, &err);
+    return fv__problem_bind(p, when, when == FV__BIND_RUN ? "tensors.args" : "batch.args", args, n,
+                            others, when == FV__BIND_RUN, shape, &err);
 }
 
-static const fv__bind_shape two_requests = { .num_requests = 2, .total_rows = 10, .total_keys = 50, .max_rows = 32, .mask_rows = -1,
+static const fv__bind_shape two_requests = { .num_requests = 2,
+                                             .total_rows = 10,
+                                             .total_keys = 50,
+                                             .max_rows = 32,
+                                             .mask_rows = -1,
                                              .mask_keys = -1 };
 
 static void variants_by_name(void **state)
@@ -494,43 +555,54 @@ static void window_time(void **state)
     assert_true(value_of(&step, 0, "left") == 12 && step.uses[0].planned[0] == FV__NO_BOUND);
     fv__problem_free(&p);
 
-    const fv_arg left = number("left", 100), zero = number("left", 0), wide = number("left", 101), endless = number("left", INFINITY);
+    const fv_arg left = number("left", 100), zero = number("left", 0), wide = number("left", 101),
+                 endless = number("left", INFINITY);
     OK(with("window", NULL, NULL, &left, 1, &p));
     assert_true(p.uses[0].planned[0] == 100 && value_of(&p, 0, "left") == 100);
     step = p;
     OK(bind(&step, FV__BIND_RUN, &zero, 1, &two_requests));             /* 0 is 0: only itself */
     assert_true(value_of(&step, 0, "left") == 0);
     step = p;
-    REFUSED(bind(&step, FV__BIND_RUN, &wide, 1, &two_requests), FV_E_INVALID, "tensors.args.left", "made for 100");
+    REFUSED(bind(&step, FV__BIND_RUN, &wide, 1, &two_requests), FV_E_INVALID, "tensors.args.left",
+            "made for 100");
     step = p;
-    REFUSED(bind(&step, FV__BIND_RUN, &endless, 1, &two_requests), FV_E_INVALID, "tensors.args.left", "made for 100");
+    REFUSED(bind(&step, FV__BIND_RUN, &endless, 1, &two_requests), FV_E_INVALID,
+            "tensors.args.left", "made for 100");
     step = p;
     OK(bind(&step, FV__BIND_BATCH, &(fv_arg[]){ number("left", 50) }[0], 1, &two_requests));
     assert_true(step.uses[0].planned[0] == 50);
-    REFUSED(bind(&step, FV__BIND_RUN, &left, 1, &two_requests), FV_E_INVALID, "tensors.args.left", "made for 50");
+    REFUSED(bind(&step, FV__BIND_RUN, &left, 1, &two_requests), FV_E_INVALID, "tensors.args.left",
+            "made for 50");
     fv__problem_free(&p);
 
-    const fv_arg bad[] = { number("left", -1), number("left", 1.5), number("left", NAN), number("left", -INFINITY) };
-    for (int i = 0; i < FV__COUNT(bad); i++) assert_int_equal(with("window", NULL, NULL, &bad[i], 1, &p), FV_E_INVALID);
-    REFUSED(with("window", NULL, NULL, &bad[0], 1, &p), FV_E_INVALID, "variants[0].args.left", "must be >= 0");
+    const fv_arg bad[] = { number("left", -1), number("left", 1.5), number("left", NAN),
+                           number("left", -INFINITY) };
+    for (int i = 0; i < FV__COUNT(bad); i++)
+        assert_int_equal(with("window", NULL, NULL, &bad[i], 1, &p), FV_E_INVALID);
+    REFUSED(with("window", NULL, NULL, &bad[0], 1, &p), FV_E_INVALID, "variants[0].args.left",
+            "must be >= 0");
 }
 
 static void numbers(void **state)
 {
     (void)state;
     fv__problem p;
-    OK(with("softcap", NULL, NULL, NULL, 0, &p));                       /* due at run time: may still come */
+    OK(with("softcap", NULL, NULL, NULL, 0, &p)); /* due at run time: may still come */
     OK(fv__problem_bound(&p, FV__BIND_BATCH, &err));
-    REFUSED(fv__problem_bound(&p, FV__BIND_RUN, &err), FV_E_INVALID, "tensors.args.cap", "softcap needs 'cap'");
+    REFUSED(fv__problem_bound(&p, FV__BIND_RUN, &err), FV_E_INVALID, "tensors.args.cap",
+            "softcap needs 'cap'");
     static const double bad[] = { 0, -1, NAN, INFINITY, 1e300 };
     for (int i = 0; i < FV__COUNT(bad); i++)
-        REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "cap", .number = bad[i] }, 1, &two_requests), FV_E_INVALID, "cap", "cap");
+        REFUSED(
+            bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "cap", .number = bad[i] }, 1, &two_requests),
+            FV_E_INVALID, "cap", "cap");
     OK(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "cap", .number = 30 }, 1, &two_requests));
     OK(fv__problem_bound(&p, FV__BIND_RUN, &err));
     assert_true(value_of(&p, 0, "cap") == 30);
     float one = 1;
     const fv_tensor t = vector(&one, "f32", 1);
-    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "cap", .tensor = &t }, 1, &two_requests), FV_E_INVALID, "cap", "not a tensor");
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "cap", .tensor = &t }, 1, &two_requests),
+            FV_E_INVALID, "cap", "not a tensor");
     fv__problem_free(&p);
 }
 
@@ -540,31 +612,41 @@ static void lists(void **state)
     fv__problem p;
     const fv_arg twice[] = { number("left", 5), number("left", 6) };
     REFUSED(with("window", NULL, NULL, twice, 2, &p), FV_E_INVALID, "left", "twice");
-    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = "middle" }, 1, &p), FV_E_INVALID, "middle", "no variant");
-    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = NULL }, 1, &p), FV_E_INVALID, "args", "no name");
-    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = "left", .reserved = 1 }, 1, &p), FV_E_INVALID, "left", "reserved");
+    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = "middle" }, 1, &p), FV_E_INVALID,
+            "middle", "no variant");
+    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = NULL }, 1, &p), FV_E_INVALID, "args",
+            "no name");
+    REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = "left", .reserved = 1 }, 1, &p),
+            FV_E_INVALID, "left", "reserved");
     REFUSED(with("window", NULL, NULL, NULL, 2, &p), FV_E_INVALID, "args", "NULL");
     REFUSED(with("window", NULL, NULL, twice, -1, &p), FV_E_INVALID, "args", "-1");
     OK(with("window", "window", "causal", NULL, 0, &p));
     REFUSED(bind(&p, FV__BIND_RUN, twice, 1, &two_requests), FV_E_INVALID, "left", "2 variants");
-    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "rotary_dim" }, 1, &two_requests), FV_E_INVALID, "rotary_dim", "no variant");
-    OK(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "k_scale", .number = 3 }, 1, &two_requests));     /* somebody else's */
-    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg){ .name = "k_scale", .number = 3 }, 1, &two_requests), FV_E_INVALID, "k_scale", "no variant");
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "rotary_dim" }, 1, &two_requests),
+            FV_E_INVALID, "rotary_dim", "no variant");
+    OK(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "k_scale", .number = 3 }, 1,
+            &two_requests)); /* somebody else's */
+    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg){ .name = "k_scale", .number = 3 }, 1, &two_requests),
+            FV_E_INVALID, "k_scale", "no variant");
     fv__problem_free(&p);
     OK(with("window", "softcap", NULL, NULL, 0, &p));
-    OK(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3), number("softcap.cap", 7) }[0], 2, &two_requests));
+    OK(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3), number("softcap.cap", 7) }[0],
+            2, &two_requests));
     assert_true(value_of(&p, 0, "right") == 3 && value_of(&p, 1, "cap") == 7);
-    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3), number("right", 3) }[0], 2, &two_requests), FV_E_INVALID, "right",
-            "twice");
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3), number("right", 3) }[0],
+                 2, &two_requests),
+            FV_E_INVALID, "right", "twice");
     fv__problem_free(&p);
     const fv_arg dim = number("rotary_dim", 32);
     OK(with("rope", NULL, NULL, &dim, 1, &p));
-    REFUSED(bind(&p, FV__BIND_BATCH, &dim, 1, &two_requests), FV_E_INVALID, "batch.args.rotary_dim", "belongs to problem");
+    REFUSED(bind(&p, FV__BIND_BATCH, &dim, 1, &two_requests), FV_E_INVALID, "batch.args.rotary_dim",
+            "belongs to problem");
     fv__problem_free(&p);
     OK(with("causal", NULL, NULL, NULL, 0, &p));
     int32_t range[2] = { 0, 5 };
     const fv_tensor t = matrix(range, "i32", 1, 2);
-    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ tensor("lift", &t) }[0], 1, &two_requests), FV_E_INVALID, "tensors.args.lift", "belongs to batch");
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ tensor("lift", &t) }[0], 1, &two_requests),
+            FV_E_INVALID, "tensors.args.lift", "belongs to batch");
     fv__problem_free(&p);
 }
 
@@ -584,11 +666,11 @@ static void arrays(void **state)
     assert_int_equal(((const fv_floats *)at)->count, 8);
     t.dtype = NULL;
     OK(bind(&p, FV__BIND_RUN, list, 1, &two_requests));
-#define BAD_TENSOR(change, word)                                                                                       \
-    do {                                                                                                               \
-        t = vector(slopes, "f32", 8);                                                                                  \
-        change;                                                                                                        \
-        REFUSED(bind(&p, FV__BIND_RUN, list, 1, &two_requests), FV_E_INVALID, "slopes", word);                         \
+#define BAD_TENSOR(change, word)                                                                   \
+    do {                                                                                           \
+        t = vector(slopes, "f32", 8);                                                              \
+        change;                                                                                    \
+        REFUSED(bind(&p, FV__BIND_RUN, list, 1, &two_requests), FV_E_INVALID, "slopes", word);     \
     } while (0)
     BAD_TENSOR(t.shape[0] = 7, "7 entries; expected 8");
     BAD_TENSOR(t.shape[0] = -8, "-8");
@@ -606,16 +688,23 @@ static void arrays(void **state)
 
     int32_t parents[40] = { 0 };
     OK(with("tree", NULL, NULL, NULL, 0, &p));
-    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.parents", "tree needs");
-    static const struct { int64_t count; fv_status want; } rows[] = { { 10, FV_OK }, { 32, FV_OK }, { 9, FV_E_INVALID }, { 31, FV_E_INVALID } };
+    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.parents",
+            "tree needs");
+    static const struct {
+        int64_t count;
+        fv_status want;
+    } rows[] = { { 10, FV_OK }, { 32, FV_OK }, { 9, FV_E_INVALID }, { 31, FV_E_INVALID } };
     for (int i = 0; i < FV__COUNT(rows); i++) {
         t = vector(parents, "i32", rows[i].count);
-        assert_int_equal(bind(&p, FV__BIND_BATCH, &(fv_arg[]){ tensor("parents", &t) }[0], 1, &two_requests), rows[i].want);
+        assert_int_equal(
+            bind(&p, FV__BIND_BATCH, &(fv_arg[]){ tensor("parents", &t) }[0], 1, &two_requests),
+            rows[i].want);
     }
     fv__problem_free(&p);
-    t = vector(parents, "i32", 11);                                     /* known early, counted when the rows are */
+    t = vector(parents, "i32", 11); /* known early, counted when the rows are */
     OK(with("tree", NULL, NULL, &(fv_arg[]){ tensor("parents", &t) }[0], 1, &p));
-    REFUSED(bind(&p, FV__BIND_BATCH, NULL, 0, &two_requests), FV_E_INVALID, "parents", "11 entries; expected 10");
+    REFUSED(bind(&p, FV__BIND_BATCH, NULL, 0, &two_requests), FV_E_INVALID, "parents",
+            "11 entries; expected 10");
     fv__problem_free(&p);
 }
 
@@ -624,19 +713,32 @@ static void masks(void **state)
 {
     (void)state;
     static const int64_t one[] = { 0, 200 }, two[] = { 0, 64, 160 };
-    const fv__bind_shape alone = { .num_requests = 1, .total_rows = 10, .total_keys = 20, .bits_offsets = one, .mask_rows = 10, .mask_keys = 20 };
-    const fv__bind_shape both = { .num_requests = 2, .total_rows = 10, .total_keys = 20, .bits_offsets = two, .mask_rows = -1, .mask_keys = -1 };
+    const fv__bind_shape alone = { .num_requests = 1,
+                                   .total_rows = 10,
+                                   .total_keys = 20,
+                                   .bits_offsets = one,
+                                   .mask_rows = 10,
+                                   .mask_keys = 20 };
+    const fv__bind_shape both = { .num_requests = 2,
+                                  .total_rows = 10,
+                                  .total_keys = 20,
+                                  .bits_offsets = two,
+                                  .mask_rows = -1,
+                                  .mask_keys = -1 };
     uint8_t bits[64] = { 0 };
     fv__problem p;
     OK(with("mask", NULL, NULL, NULL, 0, &p));
     assert_true(fv__problem_has_bits(&p));
-    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.bits", "mask needs 'bits'");
+    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.bits",
+            "mask needs 'bits'");
     fv_tensor t = matrix(bits, "b1", 10, 15);
     const fv_arg arg = tensor("bits", &t);
-    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits", "10 x 15 bits; expected 10 x 20");
+    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits",
+            "10 x 15 bits; expected 10 x 20");
     assert_true(err.value == 15 && err.limit == 20);
     t = matrix(bits, "b1", 9, 20);
-    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits", "9 x 20 bits; expected 10 x 20");
+    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits",
+            "9 x 20 bits; expected 10 x 20");
     t = matrix(bits, "b1", 10, 20);
     OK(bind(&p, FV__BIND_BATCH, &arg, 1, &alone));
     const void *at = NULL;
@@ -650,16 +752,19 @@ static void masks(void **state)
     t = vector(bits, "b1", 200);
     OK(bind(&p, FV__BIND_BATCH, &arg, 1, &alone));
     t = vector(bits, "b1", 150);
-    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits", "150 bits; expected 200 (10 rows x 20 keys)");
+    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits",
+            "150 bits; expected 200 (10 rows x 20 keys)");
     t = vector(bits, "u8", 25);
     OK(bind(&p, FV__BIND_BATCH, &arg, 1, &alone));
     t = vector(bits, "u8", 20);
     OK(bind(&p, FV__BIND_BATCH, &arg, 1, &both));
     t = vector(bits, "b1", 152);
-    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &both), FV_E_INVALID, "bits", "152 bits; expected 160");
+    REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &both), FV_E_INVALID, "bits",
+            "152 bits; expected 160");
     t = vector(bits, "i32", 200);
     REFUSED(bind(&p, FV__BIND_BATCH, &arg, 1, &alone), FV_E_INVALID, "bits", "i32");
-    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg){ .name = "bits", .number = 1 }, 1, &alone), FV_E_INVALID, "bits", "not a number");
+    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg){ .name = "bits", .number = 1 }, 1, &alone),
+            FV_E_INVALID, "bits", "not a number");
     fv__problem_free(&p);
     t = vector(bits, "b1", 200);
     REFUSED(with("mask", NULL, NULL, &arg, 1, &p), FV_E_INVALID, "bits", "batch.args");
@@ -672,7 +777,8 @@ static void range_lists(void **state)
     int32_t ranges[] = { 0, 4, 4, 9, 20, 20 }, offsets[] = { 0, 1, 3, 3 };
     fv_tensor t = matrix(ranges, "i32", 3, 2), o = vector(offsets, "i32", 3);
     OK(with("ranges", NULL, NULL, NULL, 0, &p));
-    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.ranges", "ranges needs");
+    REFUSED(fv__problem_bound(&p, FV__BIND_BATCH, &err), FV_E_INVALID, "batch.args.ranges",
+            "ranges needs");
     const fv_arg both[] = { tensor("ranges_indptr", &o), tensor("ranges", &t) };
     OK(bind(&p, FV__BIND_BATCH, both, 2, &two_requests));
     OK(fv__problem_check_ranges(&p, 2, &err));
@@ -682,7 +788,8 @@ static void range_lists(void **state)
     assert_true(list->ranges == ranges && list->indptr == offsets && list->count == 3);
 
     offsets[2] = 4;
-    REFUSED(fv__problem_check_ranges(&p, 2, &err), FV_E_INVALID, "ranges", "request 1 the ranges [1, 4) of 3");
+    REFUSED(fv__problem_check_ranges(&p, 2, &err), FV_E_INVALID, "ranges",
+            "request 1 the ranges [1, 4) of 3");
     assert_int_equal(err.request, 1);
     offsets[1] = -1;
     REFUSED(fv__problem_check_ranges(&p, 2, &err), FV_E_INVALID, "ranges", "request 0");
@@ -696,20 +803,23 @@ static void range_lists(void **state)
     ranges[2] = 4;
 
     o = vector(offsets, "i32", 4);
-    REFUSED(bind(&p, FV__BIND_BATCH, both, 2, &two_requests), FV_E_INVALID, "ranges", "4 entries; expected 3");
+    REFUSED(bind(&p, FV__BIND_BATCH, both, 2, &two_requests), FV_E_INVALID, "ranges",
+            "4 entries; expected 3");
     o = vector(offsets, "i64", 3);
     REFUSED(bind(&p, FV__BIND_BATCH, both, 2, &two_requests), FV_E_INVALID, "ranges_indptr", "i64");
     t = matrix(ranges, "i32", 2, 3);
-    REFUSED(bind(&p, FV__BIND_BATCH, both + 1, 1, &two_requests), FV_E_INVALID, "ranges", "3 columns");
+    REFUSED(bind(&p, FV__BIND_BATCH, both + 1, 1, &two_requests), FV_E_INVALID, "ranges",
+            "3 columns");
     fv__problem_free(&p);
 
-    OK(with("causal", NULL, NULL, NULL, 0, &p));                        /* no list is fine there; offsets alone are not */
+    OK(with("causal", NULL, NULL, NULL, 0, &p)); /* no list is fine there; offsets alone are not */
     OK(fv__problem_bound(&p, FV__BIND_RUN, &err));
     OK(fv__problem_check_ranges(&p, 2, &err));
     o = vector(offsets, "i32", 3);
-    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg[]){ tensor("lift_indptr", &o) }[0], 1, &two_requests), FV_E_INVALID, "lift", "without 'lift'");
+    REFUSED(bind(&p, FV__BIND_BATCH, &(fv_arg[]){ tensor("lift_indptr", &o) }[0], 1, &two_requests),
+            FV_E_INVALID, "lift", "without 'lift'");
     fv__problem_free(&p);
-    OK(with("ranges", NULL, NULL, NULL, 0, &p));                        /* an empty list is a list */
+    OK(with("ranges", NULL, NULL, NULL, 0, &p)); /* an empty list is a list */
     t = matrix(NULL, "i32", 0, 2);
     OK(bind(&p, FV__BIND_BATCH, both + 1, 1, &two_requests));
     OK(fv__problem_bound(&p, FV__BIND_BATCH, &err));
@@ -724,7 +834,8 @@ static void sums(void **state)
     fv__problem p;
     float out[2 * 60];
     OK(with("key_sums", NULL, NULL, NULL, 0, &p));
-    REFUSED(fv__problem_bound(&p, FV__BIND_RUN, &err), FV_E_INVALID, "tensors.args.key_sums", "key_sums needs");
+    REFUSED(fv__problem_bound(&p, FV__BIND_RUN, &err), FV_E_INVALID, "tensors.args.key_sums",
+            "key_sums needs");
     fv_tensor t = matrix(out, "f32", 2, 50);
     const fv_arg arg = tensor("key_sums", &t);
     t.stride[0] = 60;
@@ -733,7 +844,8 @@ static void sums(void **state)
     param_of(&p, 0, "key_sums", &at);
     assert_true(((const fv_sums *)at)->data == out && ((const fv_sums *)at)->stride == 60);
     t = matrix(out, "f32", 2, 49);
-    REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "key_sums", "[2, 49]; expected [2, 50]");
+    REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "key_sums",
+            "[2, 49]; expected [2, 50]");
     t = matrix(out, "f32", 8, 50);
     REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "key_sums", "[8, 50]");
     t = matrix(out, "f32", 2, 50);
@@ -749,11 +861,17 @@ static void frequencies(void **state)
 {
     (void)state;
     fv__problem p;
-    const fv_arg llama[] = { number("rotary_dim", 64), number("base", 500000), number("factor", 8), number("low_freq_factor", 1),
+    const fv_arg llama[] = { number("rotary_dim", 64),      number("base", 500000),
+                             number("factor", 8),           number("low_freq_factor", 1),
                              number("high_freq_factor", 4), number("original_context", 8192) };
     float want[32], own[8] = { 1, 0.5f, 0.25f, 0.125f, 1, 1, 1, 1 };
-    OK(fv_rope_frequencies(&(fv_rope_desc){ .rotary_dim = 64, .base = 500000, .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4,
-                                            .original_context = 8192 }, want, &err));
+    OK(fv_rope_frequencies(&(fv_rope_desc){ .rotary_dim = 64,
+                                            .base = 500000,
+                                            .factor = 8,
+                                            .low_freq_factor = 1,
+                                            .high_freq_factor = 4,
+                                            .original_context = 8192 },
+                           want, &err));
     OK(with("rope", NULL, NULL, llama, 6, &p));
     const void *at = NULL;
     param_of(&p, 0, "frequencies", &at);
@@ -762,20 +880,28 @@ static void frequencies(void **state)
     fv__problem_free(&p);
 
     const fv_tensor t = vector(own, "f32", 8);
-    OK(with("rope", NULL, NULL, &(fv_arg[]){ tensor("frequencies", &t), number("rotary_dim", 16) }[0], 2, &p));
+    OK(with("rope", NULL, NULL,
+            &(fv_arg[]){ tensor("frequencies", &t), number("rotary_dim", 16) }[0], 2, &p));
     param_of(&p, 0, "frequencies", &at);
     assert_ptr_equal(((const fv_floats *)at)->data, own);
     assert_null(p.uses[0].owned);
     fv__problem_free(&p);
-    REFUSED(with("rope", NULL, NULL, &(fv_arg[]){ tensor("frequencies", &t), number("rotary_dim", 18) }[0], 2, &p), FV_E_INVALID,
-            "frequencies", "8 entries; expected 9");
-    REFUSED(with("rope", NULL, NULL, NULL, 0, &p), FV_E_INVALID, "rotary_dim", "rope needs 'rotary_dim'");
-    const double bad[] = { 15, 66, -2 };                                /* odd, wider than the head, negative */
+    REFUSED(with("rope", NULL, NULL,
+                 &(fv_arg[]){ tensor("frequencies", &t), number("rotary_dim", 18) }[0], 2, &p),
+            FV_E_INVALID, "frequencies", "8 entries; expected 9");
+    REFUSED(with("rope", NULL, NULL, NULL, 0, &p), FV_E_INVALID, "rotary_dim",
+            "rope needs 'rotary_dim'");
+    const double bad[] = { 15, 66, -2 }; /* odd, wider than the head, negative */
     for (int i = 0; i < FV__COUNT(bad); i++)
-        assert_int_equal(with("rope", NULL, NULL, &(fv_arg[]){ number("rotary_dim", bad[i]) }[0], 1, &p), FV_E_INVALID);
-    REFUSED(with("rope", NULL, NULL, &(fv_arg[]){ number("rotary_dim", 16), number("base", -1) }[0], 2, &p), FV_E_INVALID, "base", "positive");
+        assert_int_equal(
+            with("rope", NULL, NULL, &(fv_arg[]){ number("rotary_dim", bad[i]) }[0], 1, &p),
+            FV_E_INVALID);
+    REFUSED(with("rope", NULL, NULL, &(fv_arg[]){ number("rotary_dim", 16), number("base", -1) }[0],
+                 2, &p),
+            FV_E_INVALID, "base", "positive");
     fv__os_fail_at = 1;
-    REFUSED(with("rope", NULL, NULL, llama, 6, &p), FV_E_NO_MEMORY, "problem.variants[0]", "no memory");
+    REFUSED(with("rope", NULL, NULL, llama, 6, &p), FV_E_NO_MEMORY, "problem.variants[0]",
+            "no memory");
     fv__os_fail_at = 0;
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ops_tmpl.c -- append, rope and merge for one CPU level: rows [first, last) of a checked job.
  *
- * A row of a head is brought to floats in a buffer, changed there, and stored. What is stored has the same bytes at every level: the words used
- * here round once per operation (no fused multiply-add), angles are reduced in double by the same steps everywhere, and a scale divides.
- * Buffers are FV__MAX_DIM floats plus one vector, so loops may run over the end of a row; memory that is not a buffer is never touched
- * outside of the row. */
+ * A row of a head is brought to floats in a buffer, changed there, and stored. What is stored has
+ * the same bytes at every level: the words used here round once per operation (no fused
+ * multiply-add), angles are reduced in double by the same steps everywhere, and a scale divides.
+ * Buffers are FV__MAX_DIM floats plus one vector, so loops may run over the end of a row; memory
+ * that is not a buffer is never touched outside of the row. */
 #include "cpu_ops.h"
 #include "vocabulary.h"
 
@@ -27,29 +28,30 @@ void V_NAME(fv__append_rows)(const fv__append_job *job, int64_t first, int64_t l
 void V_NAME(fv__rope_rows)(const fv__rope_job *job, int64_t first, int64_t last);
 void V_NAME(fv__merge_rows)(const fv__merge_job *job, int64_t first, int64_t last);
 
-/* ------------------------------------------------------------------------------------ rows of elements, as floats
- * Whole vectors straight from memory; the rest by way of a copy, so that nothing behind the row is touched. */
+/* ------------------------------------------------------------------------------------ rows of
+ * elements, as floats Whole vectors straight from memory; the rest by way of a copy, so that
+ * nothing behind the row is touched. */
 
 #define FV_DTYPE_META
-#define FV_DTYPE_INFO(name, bits, largest, has_inf, has_nan)                                                           \
-    static void load_##name(const char *base, int64_t at, int n, float *out)                                           \
-    {                                                                                                                  \
-        int i = 0;                                                                                                     \
-        for (; i + V_LANES <= n; i += V_LANES) v_store(out + i, v_load_##name(base, at + i));                          \
-        if (V_LANES == 1 || i >= n) return;                                                                            \
-        char rest[4 * V_LANES] = { 0 };                                                                                \
-        memcpy(rest, base + (at + i) * bits / 8, (size_t)((n - i) * bits + 7) / 8);                                    \
-        v_store(out + i, v_load_##name(rest, 0));                                                                      \
-    }                                                                                                                  \
-                                                                                                                       \
-    static void store_##name(char *base, int64_t at, int n, const float *x)                                            \
-    {                                                                                                                  \
-        int i = 0;                                                                                                     \
-        for (; i + V_LANES <= n; i += V_LANES) v_store_##name(base, at + i, v_load(x + i));                            \
-        if (V_LANES == 1 || i >= n) return;                                                                            \
-        char rest[4 * V_LANES] = { 0 };                                                                                \
-        v_store_##name(rest, 0, v_load(x + i));                                                                        \
-        memcpy(base + (at + i) * bits / 8, rest, (size_t)((n - i) * bits + 7) / 8);                                    \
+#define FV_DTYPE_INFO(name, bits, largest, has_inf, has_nan)                                       \
+    static void load_##name(const char *base, int64_t at, int n, float *out)                       \
+    {                                                                                              \
+        int i = 0;                                                                                 \
+        for (; i + V_LANES <= n; i += V_LANES) v_store(out + i, v_load_##name(base, at + i));      \
+        if (V_LANES == 1 || i >= n) return;                                                        \
+        char rest[4 * V_LANES] = { 0 };                                                            \
+        memcpy(rest, base + (at + i) * bits / 8, (size_t)((n - i) * bits + 7) / 8);                \
+        v_store(out + i, v_load_##name(rest, 0));                                                  \
+    }                                                                                              \
+                                                                                                   \
+    static void store_##name(char *base, int64_t at, int n, const float *x)                        \
+    {                                                                                              \
+        int i = 0;                                                                                 \
+        for (; i + V_LANES <= n; i += V_LANES) v_store_##name(base, at + i, v_load(x + i));        \
+        if (V_LANES == 1 || i >= n) return;                                                        \
+        char rest[4 * V_LANES] = { 0 };                                                            \
+        v_store_##name(rest, 0, v_load(x + i));                                                    \
+        memcpy(base + (at + i) * bits / 8, rest, (size_t)((n - i) * bits + 7) / 8);                \
     }
 #include "dtype_files.inc"
 #undef FV_DTYPE_INFO
@@ -90,20 +92,22 @@ static void copy_row(const fv__view *from, int64_t at, const fv__view *to, int64
     memcpy(address(to, to_at), address(from, at), (size_t)fv__dtype_bytes(from->dtype, n));
 }
 
-/* ------------------------------------------------------------------------------------------------------- rotation */
+/* ------------------------------------------------------------------------------------- rotation */
 
 typedef struct turns {                  /* cosine and sine of each pair at one position */
     float c[FV__MAX_DIM / 2 + 16], s[FV__MAX_DIM / 2 + 16];
 } turns;
 
-/* cos and sin of position * frequency. The product is rounded to double, as the definition has it. Quarter turns come off in three parts of
- * pi/2; the first two have 22 bits, so that their products with up to 2^31 quarters are exact. Taylor sums in double leave 1e-11. */
+/* cos and sin of position * frequency. The product is rounded to double, as the definition has it.
+ * Quarter turns come off in three parts of pi/2; the first two have 22 bits, so that their products
+ * with up to 2^31 quarters are exact. Taylor sums in double leave 1e-11. */
 VFN void turn(v_i32 position, v_f32 frequency, v_f32 *c, v_f32 *s)
 {
     const double magic = 0x1.8p52;      /* adding and subtracting it rounds to a whole number */
     const v_f64 angle = V_CONVERT(position, v_f64) * V_CONVERT(frequency, v_f64);
     const v_f64 quarters = (angle * 0x1.45f306dc9c883p-1 + magic) - magic;
-    const v_f64 r = ((angle - quarters * 0x1.921fbp+0) - quarters * 0x1.5110bp-22) - quarters * 0x1.18469898cc517p-44;
+    const v_f64 r = ((angle - quarters * 0x1.921fbp+0) - quarters * 0x1.5110bp-22) -
+                    quarters * 0x1.18469898cc517p-44;
     const v_f64 z = r * r;
     v_f64 ps = z * (-1.0 / 39916800) + 1.0 / 362880;
     ps = ps * z + -1.0 / 5040;
@@ -117,7 +121,8 @@ VFN void turn(v_i32 position, v_f32 frequency, v_f32 *c, v_f32 *s)
     pc = pc * z + -0.5;
     pc = pc * z + 1.0;
     const v_f64 fours = (quarters * 0.25 + magic) - magic;
-    const v_u32 q = (v_u32)V_CONVERT(quarters - fours * 4.0, v_i32);    /* -2 .. 2: the quadrant in its two low bits */
+    const v_u32 q = (v_u32)V_CONVERT(quarters - fours * 4.0,
+                                     v_i32); /* -2 .. 2: the quadrant in its two low bits */
     const v_f32 fs = V_CONVERT(ps, v_f32), fc = V_CONVERT(pc, v_f32);
     const v_mask odd = V_TRUTH((q & 1) != 0);
     *s = v_of_bits(v_bits_of(v_select(odd, fc, fs)) ^ (q & 2) << 30);
@@ -134,7 +139,8 @@ static void make_turns(const fv__rotary *rotary, int32_t position, turns *t)
     }
 }
 
-/* y = x turned, the first `half` pairs (i, i + half). Vectors of the first half may run into the second, which is written after it. */
+/* y = x turned, the first `half` pairs (i, i + half). Vectors of the first half may run into the
+ * second, which is written after it. */
 static void turn_halves(const turns *t, int half, const float *x, float *y)
 {
     for (int i = 0; i < half; i += V_LANES) {
@@ -166,7 +172,8 @@ static void rotate(const fv__rotary *rotary, const turns *t, int n, const float 
     memcpy(y + rotary->dim, x + rotary->dim, (size_t)(n - rotary->dim) * sizeof *y);
 }
 
-static void rotate_row(const fv__rotary *rotary, const turns *t, const fv__view *x, const fv__view *y, int64_t row, int heads)
+static void rotate_row(const fv__rotary *rotary, const turns *t, const fv__view *x,
+                       const fv__view *y, int64_t row, int heads)
 {
     float in[ROW], out[ROW];
     const int n = x->width;
@@ -181,7 +188,8 @@ static void copy_heads(const fv__view *x, const fv__view *y, int64_t row, int he
 {
     float in[ROW];
     for (int h = 0; h < heads; h++) {
-        const int64_t from = row * x->stride[0] + h * x->stride[1], to = row * y->stride[0] + h * y->stride[1];
+        const int64_t from = row * x->stride[0] + h * x->stride[1],
+                      to = row * y->stride[0] + h * y->stride[1];
         if (x->dtype == y->dtype) {
             copy_row(x, from, y, to, x->width);
             continue;
@@ -204,9 +212,9 @@ void V_NAME(fv__rope_rows)(const fv__rope_job *job, int64_t first, int64_t last)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- append */
+/* --------------------------------------------------------------------------------------- append */
 
-typedef struct place {                  /* a token's slot: page and token in it, or (ragged) token and 0 */
+typedef struct place { /* a token's slot: page and token in it, or (ragged) token and 0 */
     int64_t page, token;
     bool paged;
 } place;
@@ -219,7 +227,8 @@ static place place_of(int64_t slot, int32_t page_size)
 
 static int64_t element(const int64_t *stride, place p, int head)
 {
-    return p.page * stride[0] + (p.paged ? p.token * stride[1] + head * stride[2] : head * stride[1]);
+    return p.page * stride[0] +
+           (p.paged ? p.token * stride[1] + head * stride[2] : head * stride[1]);
 }
 
 /* The largest of a vector's lanes, none of them NaN. */
@@ -228,7 +237,8 @@ static float largest_lane(v_f32 x)
     float lanes[V_LANES];
     v_store(lanes, x);
     for (int half = V_LANES / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
+        for (int l = 0; l < half; l++)
+            lanes[l] = lanes[l + half] > lanes[l] ? lanes[l + half] : lanes[l];
     return lanes[0];
 }
 
@@ -261,8 +271,10 @@ static void divide(float *x, int n, float by)
     for (int i = 0; i < n; i += V_LANES) v_store(x + i, v_div(v_load(x + i), v_set(by)));
 }
 
-/* fp4_e2m1: each block of 16 has its own scale in e4m3, chosen so that its largest becomes 6; a block whose scale rounds to 0 is 0. */
-static void store_blocks(const fv__view *view, int64_t at, const fv__view *scales, int64_t scale_at, int n, float *x)
+/* fp4_e2m1: each block of 16 has its own scale in e4m3, chosen so that its largest becomes 6; a
+ * block whose scale rounds to 0 is 0. */
+static void store_blocks(const fv__view *view, int64_t at, const fv__view *scales, int64_t scale_at,
+                         int n, float *x)
 {
     const fv__dtype_info *e4m3 = &fv__dtypes[FV__DTYPE_fp8_e4m3];
     for (int i = 0; i < n; i += BLOCK) {
@@ -275,7 +287,8 @@ static void store_blocks(const fv__view *view, int64_t at, const fv__view *scale
     store_row(view, at, n, x);
 }
 
-/* What a (token, head) is divided by so that its largest element becomes the largest of the type; never 0, so that reading is safe. */
+/* What a (token, head) is divided by so that its largest element becomes the largest of the type;
+ * never 0, so that reading is safe. */
 static float token_scale(fv__dtype dtype, float most)
 {
     float reach = (float)fv__dtypes[dtype].largest;
@@ -293,7 +306,7 @@ static float scale_of(const fv__scale *scale, int head)
     }
 }
 
-typedef struct part {                   /* one of k, k_tail, v of a row and head on its way into the cache */
+typedef struct part { /* one of k, k_tail, v of a row and head on its way into the cache */
     const fv__view *from, *to, *block_scale;
     float x[ROW];
 } part;
@@ -316,25 +329,29 @@ static void put(part *p, place where, int head, float scale)
     if (scale != 1) divide(p->x, n, scale);
     const int64_t at = element(p->to->stride, where, head);
     if (p->to->dtype == FV__DTYPE_fp4_e2m1)
-        store_blocks(p->to, at, p->block_scale, element(p->block_scale->stride, where, head), n, p->x);
+        store_blocks(p->to, at, p->block_scale, element(p->block_scale->stride, where, head), n,
+                     p->x);
     else
         store_row(p->to, at, n, p->x);
 }
 
 /* One head of K (with its tail, which shares the scale) or of V. t[i]: turns of part i, or NULL. */
-static void append_head(const fv__append_job *job, part *parts, int num_parts, const turns *const *t, const fv__scale *scale, int64_t row,
-                        place where, int head)
+static void append_head(const fv__append_job *job, part *parts, int num_parts,
+                        const turns *const *t, const fv__scale *scale, int64_t row, place where,
+                        int head)
 {
     const bool plain = scale->kind == FV__SCALE_NONE;
     if (plain && num_parts == 1 && !t[0] && parts->from->dtype == parts->to->dtype) {
         const fv__view *from = parts->from;
-        copy_row(from, row * from->stride[0] + head * from->stride[1], parts->to, element(parts->to->stride, where, head), from->width);
+        copy_row(from, row * from->stride[0] + head * from->stride[1], parts->to,
+                 element(parts->to->stride, where, head), from->width);
         return;
     }
     float by = scale_of(scale, head), most = 0;
     for (int i = 0; i < num_parts; i++) bring(job, &parts[i], row, head, t[i]);
     if (scale->kind == FV__SCALE_TOKEN_HEAD) {
-        for (int i = 0; i < num_parts; i++) most = largest_of(parts[i].x, parts[i].from->width, most);
+        for (int i = 0; i < num_parts; i++)
+            most = largest_of(parts[i].x, parts[i].from->width, most);
         by = token_scale(parts->to->dtype, most);
         ((float *)(uintptr_t)scale->data)[element(scale->stride, where, head)] = by;
     }
@@ -353,7 +370,7 @@ static void append_k(const fv__append_job *job, int64_t row, const turns *t)
     if (!slot_is_good(job, row, job->slots[row])) return;
     const place where = place_of(job->slots[row], job->page_size);
     const bool tail = job->new_k_tail.data != NULL;
-    const turns *const of_part[2] = { tail ? NULL : t, t };             /* the tail turns where there is one */
+    const turns *const of_part[2] = { tail ? NULL : t, t }; /* the tail turns where there is one */
     part parts[2];
     parts[0].from = &job->new_k, parts[0].to = &job->k, parts[0].block_scale = &job->k_block_scale;
     parts[1].from = &job->new_k_tail, parts[1].to = &job->k_tail, parts[1].block_scale = NULL;
@@ -380,12 +397,13 @@ void V_NAME(fv__append_rows)(const fv__append_job *job, int64_t first, int64_t l
         if (turned) make_turns(&job->rotary, job->positions[row], &t);
         append_k(job, row, turned ? &t : NULL);
         if (job->new_v.data) append_v(job, row);
-        if (job->q.data && turned) rotate_row(&job->rotary, &t, &job->q, &job->q_out, row, job->num_q_heads);
+        if (job->q.data && turned)
+            rotate_row(&job->rotary, &t, &job->q, &job->q_out, row, job->num_q_heads);
         if (job->q.data && !turned) copy_heads(&job->q, &job->q_out, row, job->num_q_heads);
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------------- merge */
+/* ---------------------------------------------------------------------------------------- merge */
 
 static const float *lse_at(const fv__view *lse, int64_t row, int head)
 {
@@ -429,7 +447,8 @@ static float weigh(const fv__merge_job *job, int64_t row, int head, float most, 
         const fv__view *o = &job->o_states[s];
         const float *x = row_of(o, row * o->stride[0] + head * o->stride[1], n, copy);
         sum += w;
-        for (int i = 0; i < n; i += V_LANES) v_store(out + i, v_add(v_load(out + i), v_mul(v_load(x + i), v_set(w))));
+        for (int i = 0; i < n; i += V_LANES)
+            v_store(out + i, v_add(v_load(out + i), v_mul(v_load(x + i), v_set(w))));
     }
     const v_f32 inverse = v_set(1 / sum);
     for (int i = 0; i < n; i += V_LANES) v_store(out + i, v_mul(v_load(out + i), inverse));
@@ -461,7 +480,8 @@ static void merge_head(const fv__merge_job *job, int64_t row, int head)
         lse = -INFINITY;
         store_row(&job->o, at, n, out);
     }
-    if (job->lse.data) ((float *)job->lse.data)[row * job->lse.stride[0] + head * job->lse.stride[1]] = lse;
+    if (job->lse.data)
+        ((float *)job->lse.data)[row * job->lse.stride[0] + head * job->lse.stride[1]] = lse;
 }
 
 void V_NAME(fv__merge_rows)(const fv__merge_job *job, int64_t first, int64_t last)
