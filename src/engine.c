@@ -259,6 +259,7 @@ static fv_status bind_batch(fv_plan *plan, fv_error *err)
         alone ? made->requests[0].num_rows : -1, alone ? made->requests[0].num_keys : -1,
     };
     FV_TRY(fv__problem_bind(&plan->step, FV__BIND_BATCH, "batch.args", b->args, b->num_args, NULL, 0, &shape, err));
+    if (!plan->ctx->cuda) FV_TRY(fv__problem_check_ranges(&plan->step, made->num_requests, err));
     return fv__problem_bound(&plan->step, FV__BIND_BATCH, err);
 }
 

@@ -15,8 +15,21 @@ typedef struct cpu_state {
     float *lse;                         /* [max_rows][num_q_heads]: for key sums when the caller asks for no lse */
 } cpu_state;
 
+/* A variant made from a user's text has hooks once it has been compiled for the level. */
+static fv_status check_compiled(const fv_ctx *ctx, const fv__problem *problem, fv_error *err)
+{
+    for (int i = 0; i < problem->num_uses; i++) {
+        const fv_variant *v = problem->uses[i].variant;
+        if (!v->cpu_hooks || !v->cpu_hooks(ctx->isa->name))
+            return fv__fail(err, FV_E_UNSUPPORTED, "problem.variants", i, 0, "the text of variant %s is not compiled for the CPU level %s",
+                            v->meta.name, ctx->isa->name);
+    }
+    return FV_OK;
+}
+
 static fv_status shape(fv_ctx *ctx, const fv__problem *problem, const fv_plan_desc *limits, fv__kernel_shape *out, fv_error *err)
 {
+    FV_TRY(check_compiled(ctx, problem, err));
     const int workers = limits->workers ? fv__min32(limits->workers, ctx->num_threads) : ctx->num_threads;
     return ctx->isa->shape(problem, limits, workers, out, err);
 }
