@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's attention surface on Foveal: the same names, arguments, layouts and conventions (log-sum-exp in base 2, causal masks aligned bottom-right,
+window_left). Torch tensors on the CPU or a GPU, or NumPy arrays; outputs are of the kind of the inputs.
+
+    import foveal.flashinfer as flashinfer          or   foveal.flashinfer.install(); import flashinfer
+
+`backend=` and workspaces are accepted and leave the choice to the engine. What is not covered raises NotImplementedError with its name; `python -m foveal
+coverage` prints the list."""
+
+import importlib as _importlib
+import sys as _sys
+import types as _types
+
+from . import coverage
+from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from .cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
+from .decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
+    single_decode_with_kv_cache,
+)
+from .mla import BatchMLAPagedAttentionWrapper
+from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
+from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
+from .prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+from .quantization import packbits, segment_packbits
+from .rope import (
+    apply_llama31_rope,
+    apply_llama31_rope_inplace,
+    apply_llama31_rope_pos_ids,
+    apply_llama31_rope_pos_ids_inplace,
+    apply_rope,
+    apply_rope_inplace,
+    apply_rope_pos_ids,
+    apply_rope_pos_ids_inplace,
+    apply_rope_with_cos_sin_cache,
+    apply_rope_with_cos_sin_cache_inplace,
+)
+from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from .utils import next_positive_power_of_2
+
+__version__ = "0.6.18"      # of the surface that this follows
+
+_MODULES = ("attention", "cascade", "decode", "mla", "page", "pod", "prefill", "quantization", "rope", "sparse", "utils")
+
+
+def _add_refusers():
+    """Names that are not covered: importable from where callers import them, and refusing when called."""
+    here = _sys.modules[__name__]
+    for name, (where, _) in coverage.UNCOVERED.items():
+        full = f"{__name__}.{where}"
+        module = _sys.modules.get(full)
+        if module is None:
+            module = _sys.modules[full] = _types.ModuleType(full, "Names of flashinfer." + where + " that are not covered.")
+            setattr(here, where, module)
+        if not hasattr(module, name):
+            setattr(module, name, coverage.refuser(name))
+        if not hasattr(here, name) or name == where:            # flashinfer.xqa is the function, as upstream
+            setattr(here, name, getattr(module, name))
+
+
+_add_refusers()
+
+
+def install():
+    """Makes `import flashinfer` mean this package, for modules imported from now on. RuntimeError when another flashinfer is imported already."""
+    here = _sys.modules[__name__]
+    if _sys.modules.get("flashinfer", here) is not here:
+        raise RuntimeError("another flashinfer is imported already: call install() before it is")
+    for name in _MODULES:
+        _importlib.import_module(f"{__name__}.{name}")
+    prefix = __name__ + "."
+    for full, module in list(_sys.modules.items()):
+        if full.startswith(prefix) and not full[len(prefix):].startswith("_"):
+            _sys.modules["flashinfer." + full[len(prefix):]] = module
+    _sys.modules["flashinfer"] = here
+
+
+__all__ = [name for name, _ in coverage.COVERED] + ["coverage", "install"]

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the wrappers stand on: a Problem made from FlashInfer's words, and a Plan that is reused from step to step.
+
+Nouns
+  kind       what selects code: element types, heads, dims, names of variants, granularity of scales. A plan is made for one kind
+  problem    a kind with its numbers (scale, window, cap). A plan takes another problem of its kind at an update
+  need       what a step asks of a plan's maxima. A plan that is too small is replaced by one twice as large, so that replacing gets rare
+  extras     what only run() knows (scales, sinks): they change the kind, so the first run that brings them makes the plan again
+
+A wrapper has one Attention; in CUDA-graph mode its maxima are frozen, so that the addresses which a graph has captured stay right."""
+
+import collections
+import functools
+import math
+import threading
+
+import numpy as np
+
+from .. import Batch, Context, Plan, Problem, Tensor
+from . import _arrays as arrays
+from .utils import check_shape_dtype_device, get_alibi_slopes, log2e, next_positive_power_of_2
+
+# ---- contexts: one a device, for the process ----
+
+_contexts = {}
+_contexts_lock = threading.Lock()
+
+
+def context_for(device):
+    context = _contexts.get(device)
+    if context is None:
+        with _contexts_lock:
+            context = _contexts.get(device)
+            if context is None:
+                context = _contexts[device] = Context(device)
+    return context
+
+
+# ---- problems ----
+
+Need = collections.namedtuple("Need", "requests rows tokens pages segments segment_rows levels", defaults=(0, 0, 0))
+Mode = collections.namedtuple("Mode", "decode invariant chunk", defaults=(False, False, 0))
+Extras = collections.namedtuple("Extras", "k_scale v_scale sinks", defaults=(None, None, False))
+Spec = collections.namedtuple(
+    "Spec", "q k v o num_q_heads num_kv_heads dim_qk dim_v scale variants qk_tail v_in_k alibi", defaults=(0, False, False))
+
+
+@functools.lru_cache(maxsize=256)
+def _problem(spec, extras):
+    variants = [name if not args else (name, dict(args)) for name, args in spec.variants]
+    if extras.sinks:
+        variants.append("sink")
+    return Problem(spec.q, spec.k, spec.v, spec.o, num_q_heads=spec.num_q_heads, num_kv_heads=spec.num_kv_heads, dim_qk=spec.dim_qk,
+                   dim_v=spec.dim_v, scale=spec.scale, variants=variants, k_scale=extras.k_scale, v_scale=None if spec.v_in_k else extras.v_scale,
+                   qk_tail=spec.qk_tail, v_in_k=spec.v_in_k, lse_base2=True)
+
+
+def _kind(spec, extras):
+    """What a problem must have in common with the one a plan was made for."""
+    return (spec._replace(scale=0, variants=tuple(name for name, _ in spec.variants)), extras)
+
+
+def make_spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, *, sm_scale=None, causal=False, window_left=-1,
+              logits_soft_cap=None, pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, custom_mask=False, items=False):
+    """FlashInfer's words as a Spec. A custom mask replaces the causal one."""
+    variants = []
+    alibi = pos_encoding_mode == "ALIBI"
+    if pos_encoding_mode == "ROPE_LLAMA":
+        variants.append(("rope", (("rotary_dim", dim_qk), ("base", 1e4 if rope_theta is None else float(rope_theta)),
+                                  ("factor", 1.0 if rope_scale is None else float(rope_scale)))))
+    if logits_soft_cap is not None and logits_soft_cap > 0:
+        if alibi:
+            raise NotImplementedError("ALIBI together with logits_soft_cap")
+        variants.append(("softcap", (("cap", float(logits_soft_cap)),)))
+    if alibi:
+        variants.append(("alibi", ()))
+    if custom_mask:
+        variants.append(("mask", ()))
+    elif causal or items:
+        variants.append(("causal", ()))
+    if items:
+        variants.append(("items", ()))
+    if window_left >= 0:
+        variants.append(("window", (("left", int(window_left)),)))
+    scale = 1.0 / math.sqrt(dim_qk) if sm_scale is None else float(sm_scale)
+    return Spec(q_dtype, kv_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, scale, tuple(variants), alibi=alibi)
+
+
+def same_scale(a, b):
+    """Equal as 32-bit floats, give or take the last bits: 1/sqrt(d) is written in several ways."""
+    return abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+
+
+# ---- plans ----
+
+
+def _grown(need, old):
+    grown = [max(next_positive_power_of_2(n) if n else 0, o) for n, o in zip(need[:6], old[:6])]
+    return Need(*grown, max(need.levels, old.levels))
+
+
+_FLOOR = Need(8, 8, 1024, 64)
+
+
+class _Entry:
+    """A plan and the step it holds."""
+
+    __slots__ = ("plan", "limits", "batch", "problem")
+
+    def __init__(self, plan, limits):
+        self.plan, self.limits, self.batch, self.problem = plan, limits, None, None
+
+
+_MAX_ENTRIES = 4
+
+
+class Attention:
+    """Plans by kind, made again only when a step outgrows them."""
+
+    def __init__(self, device):
+        self.device = device
+        self.context = context_for(device)
+        self.entries = {}
+        self.plan = None            # the one that a run uses
+        self.frozen = None          # Need: maxima of a captured graph
+        self.spec = None
+        self.extras = Extras()
+        self.batch = None
+        self.need = None
+        self.mode = None
+        self.stream = None
+
+    def update(self, spec, batch, need, mode=Mode(), stream=None):
+        """Plans a step."""
+        self.spec, self.batch, self.need, self.mode, self.stream = spec, batch, need, mode, stream
+        self._apply()
+
+    def with_extras(self, extras):
+        """Plans the step again where a run brings something new. What a run brought once is expected of the next ones."""
+        self.extras = extras
+        self._apply()
+
+    def with_spec(self, spec):
+        if spec != self.spec:
+            self.spec = spec
+            self._apply()
+
+    def _apply(self):
+        key = (_kind(self.spec, self.extras), self.mode)
+        problem = _problem(self.spec, self.extras)
+        entry = self.entries.get(key)
+        if entry is None or not all(n <= limit for n, limit in zip(self.need, entry.limits)):
+            entry = self._make(key, problem, entry.limits if entry else _FLOOR)
+        if entry.batch is not self.batch or entry.problem is not problem:
+            entry.batch = None
+            entry.plan.update(self.batch, problem=problem, stream=self.stream)
+            entry.batch, entry.problem = self.batch, problem
+        self.plan = entry.plan
+
+    def _make(self, key, problem, old):
+        mode = self.mode
+        limits = self.frozen or _grown(self.need, old)
+        requests, rows = limits.requests, limits.rows
+        if mode.decode:
+            requests = rows = max(requests, rows)
+        elif requests == rows:
+            rows = max(2 * rows, 2)         # equal maxima would promise one row a request
+        self.entries.pop(key, None)         # frees before it allocates
+        self.plan = None
+        while len(self.entries) >= _MAX_ENTRIES and not self.frozen:
+            self.entries.pop(next(iter(self.entries)))
+        plan = Plan(self.context, problem, max_requests=requests, max_rows=rows, max_kv_tokens=limits.tokens, max_pages=limits.pages,
+                    max_segments=limits.segments, max_segment_rows=limits.segment_rows, max_levels=limits.levels,
+                    invariant=mode.invariant, chunk=mode.chunk)
+        entry = self.entries[key] = _Entry(plan, limits._replace(requests=requests, rows=rows))
+        return entry
+
+
+# ---- running ----
+
+_slopes = {}
+
+
+def slopes_for(num_heads, like):
+    key = (num_heads, arrays.device_of(like), arrays.torch_of(like) is not None)
+    slopes = _slopes.get(key)
+    if slopes is None:
+        slopes = _slopes[key] = arrays.f32_vector(arrays.to_numpy(get_alibi_slopes(num_heads)), like)
+    return slopes
+
+
+def _scale_kind(scale, narrow):
+    """Granularity and value of a scale of K or V. 8-bit caches always have one, so that a run with a scale does not change the plan."""
+    if scale is None:
+        return ("tensor", 1.0) if narrow else (None, None)
+    if isinstance(scale, (float, int)):
+        return ("tensor", float(scale)) if narrow or scale != 1 else (None, None)
+    return "head", scale
+
+
+def _product(a, b):
+    if a is None or b is None:
+        return b if a is None else a
+    return a * b
+
+
+_NARROW = ("fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1")
+
+
+def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=None, k_scale=None, v_scale=None, sinks=None, args=None,
+        lse_offset=None, rows=None, **tails):
+    """One layer. Returns out, or (out, lse)."""
+    spec = attention.spec
+    narrow = spec.k in _NARROW
+    k_kind, k_value = _scale_kind(arrays.number_or_vector(_product(arrays.number_or_vector(q_scale), arrays.number_or_vector(k_scale))), narrow)
+    v_kind, v_value = (None, None) if spec.v_in_k else _scale_kind(arrays.number_or_vector(v_scale), narrow)
+    extras = Extras(k_kind, v_kind, sinks is not None)
+    if extras != attention.extras:
+        extras = _settle(attention.extras, extras)
+        if extras != attention.extras:
+            attention.with_extras(extras)
+        k_kind, v_kind = extras.k_scale, extras.v_scale
+    given = dict(args) if args else {}
+    if k_kind:
+        given["k_scale"] = _scale_argument(k_kind, 1.0 if k_value is None else k_value, spec.num_kv_heads, q)
+    if v_kind:
+        given["v_scale"] = _scale_argument(v_kind, 1.0 if v_value is None else v_value, spec.num_kv_heads, q)
+    if sinks is not None:
+        given["sinks"] = arrays.f32_vector(sinks, q)
+    if spec.alibi:
+        given["slopes"] = slopes_for(spec.num_q_heads, q)
+
+    rows = q.shape[0] if rows is None else rows
+    shape = (rows, spec.num_q_heads, spec.dim_v)
+    if out is None:
+        out = arrays.empty(shape, spec.o, q)
+    else:
+        check_shape_dtype_device(out, shape, spec.o, arrays.device_of(q), "out")
+    if return_lse:
+        if lse is None:
+            lse = arrays.empty(shape[:2], "f32", q)
+        else:
+            check_shape_dtype_device(lse, shape[:2], "f32", arrays.device_of(q), "lse")
+    else:
+        lse = None
+    attention.plan.run(q, k, v, out, lse, args=given or None, **tails)
+    if not return_lse:
+        return out
+    if spec.alibi and lse_offset is not None:
+        lse += arrays.to_device(lse_offset, q)[:, None] * (given["slopes"] * log2e)[None, :]
+    return out, lse
+
+
+def _settle(old, new):
+    """Keeps what earlier runs brought: a run without a scale has the scale 1 in a plan that takes one."""
+    rank = {None: 0, "tensor": 1, "head": 2}
+    k = max((old.k_scale, new.k_scale), key=rank.get)
+    v = max((old.v_scale, new.v_scale), key=rank.get)
+    return Extras(k, v, new.sinks)
+
+
+def _scale_argument(kind, value, heads, like):
+    if kind == "tensor":
+        return value
+    if isinstance(value, (float, int)):
+        value = np.full(heads, value, np.float32)
+    return arrays.f32_vector(value, like)
+
+
+def alibi_offset(lengths, rows):
+    """float32 [rows]: FlashInfer counts a row's distance from its index in the request, the engine from its position; the difference is the same for
+    all keys of a row and only shows in the log-sum-exp."""
+    lengths = np.asarray(lengths, np.int64)
+    counts = np.diff(rows)
+    return np.repeat((lengths - counts).astype(np.float32), counts)
+
+
+def paged_lengths(indptr, last_page_len, page_size):
+    """Keys of each request: 0 without pages."""
+    pages = indptr[1:] - indptr[:-1]
+    lengths = (pages - 1) * page_size + last_page_len
+    empty = pages <= 0
+    if empty.any():
+        lengths = np.where(empty, 0, lengths)
+    return lengths
+
+
+def split_mode(decode, fixed_split_size, disable_split_kv, page_size):
+    """Callers that fix the split want the same bits in every batch: that is the invariant mode."""
+    if fixed_split_size is not None and fixed_split_size > 0:
+        chunk = -(-fixed_split_size * page_size // 64) * 64
+        return Mode(decode, True, min(chunk, 1 << 20))
+    return Mode(decode, bool(disable_split_kv), 0)
+
+
+def check_workspace(x, name):
+    """Workspaces are not needed here; what a caller gives must still be what the API asks for."""
+    if x is None:
+        return
+    inner = x.array if isinstance(x, Tensor) else x
+    address = inner.data_ptr() if arrays.torch_of(inner) is not None else inner.__array_interface__["data"][0]
+    if address % 16:
+        raise ValueError(f"{name} must be 16-byte aligned")
+
+
+def stream_of(x):
+    """What Plan.update takes to find the current stream: the tensor itself."""
+    return x if arrays.torch_of(x) is not None and x.device.type == "cuda" else None
+
+
+class Pool:
+    """How many pages the cache has. A plan wants to know, and only a run shows the cache: until then the table's largest id tells, later the cache of the
+    last run. When the next one is another, the step is planned again, so that ids are compared with the true number."""
+
+    __slots__ = ("seen", "planned", "guessed")
+
+    def __init__(self):
+        self.seen, self.planned, self.guessed = None, 0, True
+
+    def plan(self, ids, used):
+        """The number to plan with. From a GPU's table this waits, until a run has shown the cache."""
+        self.guessed = self.seen is None
+        if not self.guessed:
+            self.planned = self.seen
+        else:
+            self.planned = min(max(int(ids[:used].max()) + 1, 0), 2**31 - 1) if used else 0
+        return self.planned
+
+    def differs(self, pages):
+        """A run's cache has so many pages: must the step be planned again?"""
+        if pages == self.planned:
+            self.seen = pages
+            return False
+        again = pages < self.planned or not self.guessed
+        self.seen = pages
+        if again:
+            self.planned, self.guessed = pages, False
+        return again
+
+
+__all__ = ["Attention", "Batch", "Mode", "Need", "make_spec", "run"]

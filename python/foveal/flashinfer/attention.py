@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unified wrapper, and paged attention with sinks."""
+
+import numpy as np
+
+from . import _arrays as arrays
+from . import _core as core
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, _PagedWrapper
+
+
+
+
+class BatchAttention(_PagedWrapper):
+    """Prefill and decode of one batch in one plan."""
+
+    def __init__(self, kv_layout="NHD", device="cuda"):
+        if str(device).startswith("cuda"):
+            import torch
+
+            place = torch.empty(16, dtype=torch.uint8, device=device)
+        else:
+            place = np.empty(16, np.uint8)
+        super().__init__(place, kv_layout, "auto")
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal=False, sm_scale=None,
+             logits_soft_cap=None, q_data_type="bfloat16", kv_data_type="bfloat16", use_profiler=False):
+        """Plans a step: row offsets, page table, keys of each request."""
+        rows, indptr, lengths = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr), arrays.host_ints(kv_len_arr)
+        self._types = self._set_dtypes(q_data_type, kv_data_type, None)
+        spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
+                                    logits_soft_cap=logits_soft_cap))
+        self._soft_cap = logits_soft_cap if logits_soft_cap is not None and logits_soft_cap > 0 else 0.0
+        self._update(spec, rows, indptr, lengths, kv_indices, page_size, core.Mode())
+
+    def run(self, q, kv_cache, out=None, lse=None, k_scale=None, v_scale=None, logits_soft_cap=0.0, profiler_buffer=None, kv_cache_sf=None):
+        """One layer. Returns (out, lse), lse in base 2. logits_soft_cap: 0 takes the planned one."""
+        self._planned()
+        if logits_soft_cap and logits_soft_cap > 0 and logits_soft_cap != self._soft_cap:
+            self._soft_cap = logits_soft_cap
+            self._respec(logits_soft_cap=logits_soft_cap)
+        if q.shape[0] != self._rows_total:
+            raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
+        return self._run_paged(q, kv_cache, kv_cache_sf=kv_cache_sf, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=True)
+
+
+class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
+    """Paged attention with a learned score per head in the denominator."""
+
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None, paged_kv_indices_buf=None,
+                 paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", pos_encoding_mode="NONE",
+                 use_fp16_qk_reduction=False, q_data_type="bfloat16", kv_data_type="bfloat16", head_dim_qk=128, head_dim_vo=128, window_left=-1):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf,
+                         custom_mask_buf, mask_indptr_buf, backend)
+
+    def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
+            enable_pdl=None, window_left=None, sinks=None):
+        """One layer: sink [heads] float32, in score units."""
+        if sm_scale is not None and not core.same_scale(float(sm_scale), self._planned().scale):
+            self._respec(sm_scale=float(sm_scale))
+        return super().run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
+                           window_left=window_left, sinks=sink if sink is not None else sinks)
+
+
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is covered of FlashInfer's surface, and what is not: the one list that makes the table of the docs and the functions that refuse."""
+
+_ALL = "eager and CUDA-graph mode; CPU and CUDA arrays"
+
+COVERED = [
+    ("single_decode_with_kv_cache", ""),
+    ("single_prefill_with_kv_cache", "8-bit queries are read as o_dtype; NVFP4 with kv_cache_sf"),
+    ("single_prefill_with_kv_cache_return_lse", ""),
+    ("BatchDecodeWithPagedKVCacheWrapper", _ALL + "; no jit_args, no window_right"),
+    ("CUDAGraphBatchDecodeWithPagedKVCacheWrapper", ""),
+    ("fast_decode_plan", ""),
+    ("BatchPrefillWithPagedKVCacheWrapper", _ALL + "; sinks= is obeyed; no jit_args; skip_softmax, fp16 softmax and spcompress options change nothing"),
+    ("BatchPrefillWithRaggedKVCacheWrapper", _ALL + "; q_scale, k_scale, v_scale and multi-item scoring are obeyed; no jit_args, no o_scale"),
+    ("BatchAttention", "any number of KV heads; returns (out, lse)"),
+    ("BatchAttentionWithAttentionSinkWrapper", ""),
+    ("PODWithPagedKVCacheWrapper", "no mask of the decode part"),
+    ("BatchPODWithPagedKVCacheWrapper", "no masks"),
+    ("BatchMLAPagedAttentionWrapper", "ckv and kpe caches stay two tensors; no ckv_scale_arr, no o_scale"),
+    ("MultiLevelCascadeAttentionWrapper", "one plan over all levels where masks allow"),
+    ("BatchDecodeWithSharedPrefixPagedKVCacheWrapper", ""),
+    ("BatchPrefillWithSharedPrefixPagedKVCacheWrapper", ""),
+    ("BlockSparseAttentionWrapper", "no block_mask"),
+    ("VariableBlockSparseAttentionWrapper", "no ALIBI"),
+    ("merge_state", "any number of heads"),
+    ("merge_state_in_place", ""),
+    ("merge_states", ""),
+    ("append_paged_kv_cache", "padding rows (-1) are skipped"),
+    ("append_paged_mla_kv_cache", ""),
+    ("get_batch_indices_positions", ""),
+    ("get_seq_lens", ""),
+    ("packbits", ""),
+    ("segment_packbits", ""),
+    ("apply_rope", ""),
+    ("apply_rope_inplace", ""),
+    ("apply_rope_pos_ids", ""),
+    ("apply_rope_pos_ids_inplace", ""),
+    ("apply_llama31_rope", ""),
+    ("apply_llama31_rope_inplace", ""),
+    ("apply_llama31_rope_pos_ids", ""),
+    ("apply_llama31_rope_pos_ids_inplace", ""),
+    ("apply_rope_with_cos_sin_cache", ""),
+    ("apply_rope_with_cos_sin_cache_inplace", ""),
+    ("next_positive_power_of_2", ""),
+]
+
+# name -> (module, why)
+UNCOVERED = {
+    "BatchDecodeMlaWithPagedKVCacheWrapper": ("decode", "superseded by BatchMLAPagedAttentionWrapper"),
+    "cudnn_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
+    "trtllm_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
+    "xqa_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
+    "trtllm_batch_decode_with_kv_cache_mla": ("mla", "another library's kernels: BatchMLAPagedAttentionWrapper"),
+    "trtllm_batch_context_with_kv_cache": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
+    "trtllm_ragged_attention_deepseek": ("prefill", "another library's kernels: BatchPrefillWithRaggedKVCacheWrapper"),
+    "trtllm_fmha_v2_prefill": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
+    "cudnn_batch_prefill_with_kv_cache": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
+    "fmha_varlen": ("prefill", "another library's kernels: BatchPrefillWithRaggedKVCacheWrapper"),
+    "xqa": ("xqa", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
+    "xqa_mla": ("xqa", "another library's kernels: BatchMLAPagedAttentionWrapper"),
+    "nvfp4_quantize_append_paged_kv_cache": ("page", "foveal.append writes fp4_e2m1"),
+    "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": ("page", "foveal.append writes fp4_e2m1"),
+    "mla_rope_quantize_fp8": ("rope", "foveal.append turns, quantises and writes"),
+    "rope_quantize_fp8": ("rope", "foveal.append turns, quantises and writes"),
+    "rope_quantize_fp8_append_paged_kv_cache": ("rope", "foveal.append turns, quantises and writes"),
+    "rmsnorm": ("norm", "not here yet"),
+    "fused_add_rmsnorm": ("norm", "not here yet"),
+    "gemma_rmsnorm": ("norm", "not here yet"),
+    "gemma_fused_add_rmsnorm": ("norm", "not here yet"),
+    "layernorm": ("norm", "not here yet"),
+    "silu_and_mul": ("activation", "not here yet"),
+    "gelu_and_mul": ("activation", "not here yet"),
+    "gelu_tanh_and_mul": ("activation", "not here yet"),
+    "sampling_from_probs": ("sampling", "not here yet"),
+    "sampling_from_logits": ("sampling", "not here yet"),
+    "softmax": ("sampling", "not here yet"),
+    "top_k_sampling_from_probs": ("sampling", "not here yet"),
+    "top_p_sampling_from_probs": ("sampling", "not here yet"),
+    "min_p_sampling_from_probs": ("sampling", "not here yet"),
+    "top_k_top_p_sampling_from_probs": ("sampling", "not here yet"),
+    "top_k_top_p_sampling_from_logits": ("sampling", "not here yet"),
+    "top_k_renorm_probs": ("sampling", "not here yet"),
+    "top_p_renorm_probs": ("sampling", "not here yet"),
+    "top_k_mask_logits": ("sampling", "not here yet"),
+    "chain_speculative_sampling": ("sampling", "not here yet"),
+    "top_k": ("topk", "not attention"),
+    "top_k_page_table_transform": ("topk", "not attention"),
+    "top_k_ragged_transform": ("topk", "not attention"),
+    "SegmentGEMMWrapper": ("gemm", "not attention"),
+    "bmm_fp8": ("gemm", "not attention"),
+    "mm_fp4": ("gemm", "not attention"),
+    "mm_fp8": ("gemm", "not attention"),
+    "fp4_quantize": ("fp4_quantization", "not attention"),
+    "cutlass_fused_moe": ("fused_moe", "not attention"),
+}
+
+
+def refuser(name):
+    """What stands for a name that is not covered: callable, and it says so."""
+    where, why = UNCOVERED[name]
+
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(f"flashinfer.{where}.{name} is not covered by foveal.flashinfer: {why}")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = f"Not covered: {why}."
+    return refuse
+
+
+def table():
+    """The table of docs/flashinfer.md, in markdown."""
+    lines = ["| name | covered | remark |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | yes | {remark} |" for name, remark in COVERED]
+    lines += [f"| `{name}` | no | {why} |" for name, (_, why) in UNCOVERED.items()]
+    return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"

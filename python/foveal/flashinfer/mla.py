@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention (DeepSeek's MLA) over two cache tensors, without a copy: keys are ckv | kpe, values are ckv."""
+
+import math
+
+from .. import Batch
+from . import _arrays as arrays
+from . import _core as core
+from .prefill import _Wrapper
+
+
+class BatchMLAPagedAttentionWrapper(_Wrapper):
+    """MLA over pages: all query heads share one latent head."""
+
+    def __init__(self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None, backend="auto"):
+        super().__init__(float_workspace_buffer, "NHD", backend)
+        self._use_cuda_graph = use_cuda_graph
+        self._qo_indptr_buf, self._kv_indptr_buf, self._kv_indices_buf, self._kv_len_arr_buf = qo_indptr, kv_indptr, kv_indices, kv_len_arr
+        if use_cuda_graph:
+            if any(x is None for x in (qo_indptr, kv_indptr, kv_indices, kv_len_arr)):
+                raise ValueError("qo_indptr, kv_indptr, kv_indices and kv_len_arr should be tensors in CUDA graph mode")
+            self._fixed_batch_size = len(kv_len_arr)
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type,
+             kv_data_type, use_profiler=False):
+        """Plans a step: row offsets qo_indptr, page table kv_indptr and kv_indices, keys of each request kv_len_arr."""
+        q, kv = arrays.dtype_name(q_data_type), arrays.dtype_name(kv_data_type)
+        if kv in ("fp8_e4m3", "fp8_e5m2") and q != "bf16":
+            raise ValueError("an fp8 cache needs q_data_type=torch.bfloat16")
+        rows, indptr, lengths = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr), arrays.host_ints(kv_len_arr)
+        n, total, used = len(rows) - 1, int(rows[-1]), int(indptr[-1])
+        if self._use_cuda_graph:
+            self._fill_buffers(qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size)
+            kv_indices = self._kv_indices_buf
+        scale = float(sm_scale) if sm_scale is not None else 1 / math.sqrt(head_dim_ckv + head_dim_kpe)
+        spec = core.Spec(q, kv, kv, q, num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv, scale, (("causal", ()),) if causal else (), head_dim_kpe, True)
+        self._q_dtype, self._kv_dtype, self._head_dim_ckv, self._head_dim_kpe = q, kv, head_dim_ckv, head_dim_kpe
+        self._rows_total = total
+        batch = dict(rows=rows, lengths=lengths, page_size=page_size, page_indptr=indptr, page_ids=self._page_ids(kv_indices))
+        self._again = batch
+        need = core.Need(n, total, int(lengths.sum()), used)
+        self._attention.update(spec, Batch(num_pages=self._pool.plan(kv_indices, used), **batch), need, core.Mode(), core.stream_of(self._float_workspace_buffer))
+
+    def _page_ids(self, indices):
+        if self._device == "cpu":
+            return arrays.to_numpy(indices) if arrays.device_of(indices) != "cpu" else indices
+        return (None, indices) if arrays.device_of(indices) == self._device else (indices, arrays.to_device(indices, self._float_workspace_buffer))
+
+    def _fill_buffers(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size):
+        if n != self._fixed_batch_size:
+            raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
+                             f"{self._fixed_batch_size} set during initialization")
+        for buffer, x in ((self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr), (self._kv_len_arr_buf, kv_len_arr)):
+            buffer[:] = arrays.to_device(x, buffer)
+        if kv_indices is not self._kv_indices_buf:
+            self._kv_indices_buf[:len(kv_indices)] = arrays.to_device(kv_indices, self._kv_indices_buf)
+        if self._attention.frozen is None:
+            room = len(self._kv_indices_buf)
+            self._attention.frozen = core.Need(n, max(total, 1), max(room * page_size, 1), max(room, 1))
+
+    def _check_types(self, q_nope, q_pe, ckv_cache, kpe_cache, has_kpe):
+        wanted = [("q_nope", q_nope, self._q_dtype), ("ckv_cache", ckv_cache, self._kv_dtype)]
+        if has_kpe:
+            wanted += [("q_pe", q_pe, self._q_dtype), ("kpe_cache", kpe_cache, self._kv_dtype)]
+        for name, x, dtype in wanted:
+            if arrays.dtype_of(x) != dtype:
+                raise ValueError(f"{name}.dtype is {arrays.dtype_of(x)}; plan() was told {dtype}")
+
+    def _scales(self, q_pe, ckv_scale, ckv_scale_arr, kpe_scale, has_kpe):
+        """One scale for the keys of both tensors: what kpe's differs by goes to its queries."""
+        fp8 = self._kv_dtype.startswith("fp8")
+        if fp8 and (ckv_scale is None) == (ckv_scale_arr is None):
+            raise ValueError("Exactly one of ckv_scale or ckv_scale_arr must be given with an fp8 cache")
+        if ckv_scale_arr is not None:
+            if len(ckv_scale_arr.shape) != 3 or ckv_scale_arr.shape[2] * 128 != self._head_dim_ckv:
+                raise ValueError(f"Invalid shape of ckv_scale_arr {tuple(ckv_scale_arr.shape)}; it is [pages, page_size, head_dim_ckv / 128]")
+            raise NotImplementedError("ckv_scale_arr: scales per token and group of 128 elements")
+        if fp8 and has_kpe and kpe_scale is None:
+            raise ValueError("kpe_scale must be given with an fp8 cache")
+        if not fp8:
+            return q_pe, None
+        ckv_scale = arrays.as_float(ckv_scale)
+        if has_kpe:
+            ratio = arrays.as_float(kpe_scale) / ckv_scale
+            if ratio != 1:
+                q_pe = arrays.cast(q_pe * ratio, self._q_dtype)
+        return q_pe, ckv_scale
+
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None, kv_len=None, page_table=None,
+            return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None):
+        """One layer: q_nope [rows, heads, ckv], q_pe [rows, heads, kpe], ckv_cache [pages, page, ckv], kpe_cache [pages, page, kpe]. Returns out [rows, heads,
+        ckv], and lse [rows, heads] with return_lse, in base 2 or natural."""
+        self._planned()
+        if o_scale is not None and arrays.as_float(o_scale) != 1:
+            raise NotImplementedError("o_scale: outputs are not quantised")
+        if q_nope.shape[0] != self._rows_total:
+            raise ValueError(f"q_nope.shape[0] ({q_nope.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
+        has_kpe = self._head_dim_kpe > 0
+        self._check_types(q_nope, q_pe, ckv_cache, kpe_cache, has_kpe)
+        q_pe, k_scale = self._scales(q_pe, ckv_scale, ckv_scale_arr, kpe_scale, has_kpe)
+        if self._pool.differs(ckv_cache.shape[0]):
+            a = self._attention
+            a.update(a.spec, Batch(num_pages=ckv_cache.shape[0], **self._again), a.need, a.mode, a.stream)
+        one_head = (slice(None), slice(None), None)
+        tails = {"q_tail": q_pe, "k_tail": arrays.index(kpe_cache, one_head)} if has_kpe else {}
+        made = core.run(self._attention, q_nope, arrays.index(ckv_cache, one_head), None, out=out, lse=lse, return_lse=return_lse, k_scale=k_scale, **tails)
+        if return_lse and return_lse_base_on_e:
+            made[1].__imul__(math.log(2))
+        return made
+
+
+__all__ = ["BatchMLAPagedAttentionWrapper"]

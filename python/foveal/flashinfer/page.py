@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing into paged caches."""
+
+import numpy as np
+
+from .. import append
+from . import _arrays as arrays
+from . import _core as core
+from .utils import check_kv_layout, unpack_paged_kv_cache
+
+
+def get_seq_lens(kv_indptr, kv_last_page_len, page_size):
+    """int32 [batch]: keys of each request, (pages - 1) * page_size + last_page_len, where no pages count as one less than none: last_page_len."""
+    pages = kv_indptr[1:] - kv_indptr[:-1]
+    torch = arrays.torch_of(kv_indptr)
+    if torch is not None:
+        return torch.clamp(pages - 1, min=0) * page_size + kv_last_page_len
+    return (np.maximum(np.asarray(pages) - 1, 0) * page_size + np.asarray(kv_last_page_len)).astype(np.asarray(kv_last_page_len).dtype)
+
+
+def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None, positions=None):
+    """Request and position of every appended row: int32 [nnz] each. Row i of a request that gets n rows sits at seq_len - n + i. Entries past
+    append_indptr[-1] are -1."""
+    torch = arrays.torch_of(append_indptr)
+    if torch is not None:
+        indptr = append_indptr.to(torch.int64)
+        row = torch.arange(nnz, device=append_indptr.device)
+        request = torch.searchsorted(indptr, row, right=True) - 1
+        inside = row < indptr[-1]
+        safe = request.clamp(0, max(len(append_indptr) - 2, 0))
+        place = row - indptr[safe + 1] + seq_lens.to(torch.int64)[safe] if len(append_indptr) > 1 else row
+        made = [torch.where(inside, x, -1).to(torch.int32) for x in (request, place)]
+    else:
+        indptr = np.asarray(append_indptr, np.int64)
+        counts = np.diff(indptr)
+        made = [np.full(nnz, -1, np.int32) for _ in range(2)]
+        total = min(int(indptr[-1]), nnz)
+        request = np.repeat(np.arange(len(counts)), counts)[:total]
+        made[0][:total] = request
+        made[1][:total] = np.arange(total) - indptr[request + 1] + np.asarray(seq_lens, np.int64)[request]
+    for given, x in ((batch_indices, made[0]), (positions, made[1])):
+        if given is not None:
+            given[:] = x
+    return batch_indices if batch_indices is not None else made[0], positions if positions is not None else made[1]
+
+
+def _slots(batch_indices, positions, kv_indices, kv_indptr, page_size, like):
+    """Token slots page * page_size + offset; -1 where a row is padding."""
+    torch = arrays.torch_of(like)
+    if torch is not None:
+        request, place, ids, indptr = (arrays.to_device(x, like).to(torch.int64) for x in (batch_indices, positions, kv_indices, kv_indptr))
+        if request.numel() == 0 or ids.numel() == 0:
+            return torch.full_like(request, -1)
+        real = (request >= 0) & (place >= 0)
+        entry = indptr[request.clamp(min=0)] + torch.div(place.clamp(min=0), page_size, rounding_mode="floor")
+        slots = ids[entry.clamp(0, ids.numel() - 1)] * page_size + place % page_size
+        return torch.where(real & (entry < ids.numel()), slots, -1)
+    request, place, ids, indptr = (np.asarray(x, np.int64) for x in (batch_indices, positions, kv_indices, kv_indptr))
+    if request.size == 0 or ids.size == 0:
+        return np.full(request.shape, -1, np.int64)
+    real = (request >= 0) & (place >= 0)
+    entry = indptr[np.maximum(request, 0)] + np.maximum(place, 0) // page_size
+    slots = ids[np.clip(entry, 0, ids.size - 1)] * page_size + place % page_size
+    return np.where(real & (entry < ids.size), slots, -1)
+
+
+def append_paged_kv_cache(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len, kv_layout="NHD"):
+    """Writes rows append_key, append_value [nnz, kv_heads, dim] into the cache: row i at position positions[i] of request batch_indices[i]. Padding
+    (-1) is skipped."""
+    check_kv_layout(kv_layout)
+    k, v = unpack_paged_kv_cache(paged_kv_cache, kv_layout)
+    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, k.shape[1], append_key)
+    append(core.context_for(arrays.device_of(append_key)), append_key, append_value, k, v, slots=slots)
+
+
+def append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len):
+    """Writes append_ckv [nnz, ckv] and append_kpe [nnz, kpe] into ckv_cache [pages, page, ckv] and kpe_cache [pages, page, kpe]."""
+    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, ckv_cache.shape[1], append_ckv)
+    one_head = (slice(None), slice(None), None)
+    append(core.context_for(arrays.device_of(append_ckv)), arrays.index(append_ckv, (slice(None), None)), None, arrays.index(ckv_cache, one_head), None,
+           slots=slots, new_k_tail=arrays.index(append_kpe, (slice(None), None)), k_tail=arrays.index(kpe_cache, one_head))
+
+
+__all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions", "get_seq_lens"]

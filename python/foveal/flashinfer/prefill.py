@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and append attention: single requests, paged and ragged batches."""
+
+import collections
+import functools
+import threading
+
+import numpy as np
+
+from .. import Batch
+from . import _arrays as arrays
+from . import _core as core
+from .quantization import packbits, segment_packbits
+from .utils import check_kv_layout, check_pos_encoding_mode, unpack_paged_kv_cache
+
+# ---- single requests ----
+
+_local = threading.local()
+_MAX_SINGLES = 16
+
+
+def _single(device, key):
+    """An Attention of this thread for calls of one kind: the last few are kept."""
+    table = getattr(_local, "table", None)
+    if table is None:
+        table = _local.table = collections.OrderedDict()
+    attention = table.get(key)
+    if attention is None:
+        attention = table[key] = core.Attention(device)
+        if len(table) > _MAX_SINGLES:
+            table.popitem(last=False)
+    table.move_to_end(key)
+    return attention
+
+
+def _upcast_query(q, scale_q, o_dtype):
+    """Queries in 8 bits become 16-bit ones: exact, as every fp8 value has a place in f16. Returns (q, what is left of scale_q)."""
+    name = arrays.dtype_of(q)
+    if name not in ("fp8_e4m3", "fp8_e5m2"):
+        return q, scale_q
+    scale_q = arrays.number_or_vector(scale_q)
+    wide = arrays.cast(q, o_dtype)
+    if scale_q is None or isinstance(scale_q, float):
+        return wide, scale_q
+    scale = arrays.f32_vector(scale_q, wide)
+    return arrays.cast(wide * scale[None, :, None], o_dtype), None
+
+
+def _check_heads(num_q_heads, num_kv_heads):
+    if num_kv_heads <= 0 or num_q_heads % num_kv_heads:
+        raise ValueError(f"num_qo_heads {num_q_heads} must be a multiple of num_kv_heads {num_kv_heads}")
+
+
+def _fp4_scales(kv_cache_sf, layout):
+    """Block scales of an NVFP4 cache, (k, v) as [pages, page, heads, dim / 16]."""
+    k, v = unpack_paged_kv_cache(kv_cache_sf, layout)
+    for x in (k, v):
+        if arrays.strides_of(x)[-1] != 1 and x.shape[-1] > 1:
+            raise ValueError("kv_cache_sf: the innermost stride must be 1")
+    return arrays.retype(k, "fp8_e4m3"), arrays.retype(v, "fp8_e4m3")
+
+
+def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, causal=False,
+                                 kv_layout="NHD", pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1,
+                                 logits_soft_cap=None, rope_scale=None, rope_theta=None, backend="auto", return_lse=False, kv_cache_sf=None, k_scale=None,
+                                 v_scale=None):
+    """Attention of one request: q [qo_len, heads, dim], k and v [kv_len, kv_heads, dim] (NHD) or [kv_heads, kv_len, dim] (HND). Returns o [qo_len, heads,
+    dim_v], and lse [qo_len, heads] float32 in base 2 with return_lse. custom_mask: bool [qo_len, kv_len], True keeps; packed: bits, low first; replaces
+    `causal`. window_left: keys kept to the left of a row's own, -1: all."""
+    check_kv_layout(kv_layout)
+    check_pos_encoding_mode(pos_encoding_mode)
+    args = None
+    fp4 = kv_cache_sf is not None
+    if fp4:
+        k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
+    if kv_layout == "HND":
+        k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
+    o_name = arrays.dtype_name(o_dtype) or arrays.dtype_of(q)
+    if o_name.startswith("fp8"):
+        raise ValueError("o_dtype must be given with 8-bit queries: float16 or bfloat16")
+    q, scale_q = _upcast_query(q, scale_q, o_name)
+    num_q_heads, dim_qk = q.shape[1], q.shape[2]
+    num_kv_heads, dim_v = v.shape[1], v.shape[2]
+    qo_len, kv_len = q.shape[0], k.shape[0]
+    _check_heads(num_q_heads, num_kv_heads)
+    if packed_custom_mask is None and custom_mask is not None:
+        if tuple(custom_mask.shape) not in ((qo_len, kv_len), (qo_len * kv_len,)):
+            raise ValueError(f"custom_mask has the shape {tuple(custom_mask.shape)}; expected {(qo_len, kv_len)}")
+        packed_custom_mask = packbits(custom_mask.reshape(-1), bitorder="little")
+    spec = core.make_spec(arrays.dtype_of(q), arrays.dtype_of(k), o_name, num_q_heads, num_kv_heads, dim_qk, dim_v, sm_scale=sm_scale, causal=causal,
+                          window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale,
+                          rope_theta=rope_theta, custom_mask=packed_custom_mask is not None)
+    if arrays.dtype_of(v) != spec.v:
+        spec = spec._replace(v=arrays.dtype_of(v))
+    attention = _single(arrays.device_of(q), (arrays.device_of(q), core._kind(spec, None), qo_len == 1))
+    batch = Batch(rows=[0, qo_len], kv_indptr=[0, kv_len], args=None if packed_custom_mask is None else {"bits": arrays.to_device(packed_custom_mask, q)})
+    attention.update(spec, batch, core.Need(1, qo_len, kv_len, 0), core.Mode(decode=qo_len == 1), core.stream_of(q))
+    if fp4:
+        k_sf, v_sf = kv_cache_sf
+        if kv_layout == "HND":
+            k_sf, v_sf = arrays.permute(k_sf, (1, 0, 2)), arrays.permute(v_sf, (1, 0, 2))
+        args = {"k_block_scale": arrays.retype(k_sf, "fp8_e4m3"), "v_block_scale": arrays.retype(v_sf, "fp8_e4m3")}
+    offset = core.alibi_offset([kv_len], [0, qo_len]) if spec.alibi and return_lse else None
+    return core.run(attention, q, k, v, return_lse=return_lse, q_scale=scale_q, k_scale=core._product(scale_k, k_scale),
+                    v_scale=core._product(scale_v, v_scale), args=args, lse_offset=offset)
+
+
+single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
+
+
+def single_prefill_with_kv_cache_with_jit_module(*args, **kwargs):
+    raise NotImplementedError("single_prefill_with_kv_cache_with_jit_module: CUDA C++ variants are not taken; see foveal.Variant")
+
+
+# ---- masks of a batch ----
+
+
+def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
+    """The bits of all requests, each from a byte border."""
+    if packed_custom_mask is not None:
+        return packed_custom_mask
+    counts = (rows[1:] - rows[:-1]).astype(np.int64) * lengths
+    indptr = np.concatenate(([0], np.cumsum(counts)))
+    flat = custom_mask.reshape(-1)
+    if flat.shape[0] != indptr[-1]:
+        raise ValueError(f"custom_mask has {flat.shape[0]} entries; the requests have {int(indptr[-1])} (rows x keys of each)")
+    return segment_packbits(flat, indptr, bitorder="little")[0]
+
+
+def _item_ranges(prefix_len, token_pos, stride, lengths):
+    """Multi-item scoring as the ranges of the engine's "items": what lies between two delimiters. The empty range at the prefix's end makes the first
+    delimiter no part of the prefix. A row's token position counts from its delimiter (0)."""
+    ranges, indptr = [], [0]
+    for r, prefix in enumerate(prefix_len):
+        prefix, length = int(prefix), int(lengths[r])
+        mine = token_pos[r * stride: (r + 1) * stride][:max(length - prefix, 0)].astype(np.int64)
+        steps = np.diff(mine)
+        if mine.size and (mine[0] != 0 or not ((steps == 1) | (mine[1:] == 0)).all()):
+            raise ValueError(f"token_pos_in_items of request {r} must count 0, 1, 2, ... from each delimiter")
+        ranges.append((prefix, prefix))
+        starts = np.flatnonzero(mine == 0)
+        ends = np.append(starts[1:], mine.size)
+        ranges += [(prefix + int(a) + 1, prefix + int(b)) for a, b in zip(starts, ends) if b > a + 1]
+        indptr.append(len(ranges))
+    return {"items": np.array(ranges, np.int32).reshape(-1, 2), "items_indptr": np.array(indptr, np.int32)}
+
+
+# ---- the wrappers ----
+
+
+class _CachedModule:
+    """What engines poke as wrapper._cached_module."""
+
+    def __init__(self, wrapper):
+        self._wrapper = wrapper
+
+    def plan(self, *args):
+        return self._wrapper._plan_from_module(*args)
+
+
+def _fa2_tile(rows, num_requests, group, dim_v):
+    packed = rows * group / max(num_requests, 1)
+    return 128 if packed > 64 and dim_v < 256 else 64 if packed > 16 else 16
+
+
+class _Wrapper:
+    """What the batch wrappers share: the plan, its data types, the names that engines read."""
+
+    def __init__(self, float_workspace_buffer, kv_layout, backend):
+        check_kv_layout(kv_layout)
+        core.check_workspace(float_workspace_buffer, "float_workspace_buffer")
+        self._kv_layout = kv_layout
+        self._backend = backend
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = None
+        self._pin_memory_int_workspace_buffer = None
+        self.device = getattr(float_workspace_buffer, "device", "cpu")
+        self._device = arrays.device_of(float_workspace_buffer)
+        self._attention = core.Attention(self._device)
+        self._use_cuda_graph = False
+        self._fixed_batch_size = None
+        self._plan_info = None
+        self._cached_module = None
+        self._pool = core.Pool()
+        self._lse_offset = None
+
+    @property
+    def is_cuda_graph_enabled(self):
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer=None):
+        """Checks and keeps other workspaces; the engine has its own."""
+        core.check_workspace(float_workspace_buffer, "float_workspace_buffer")
+        core.check_workspace(int_workspace_buffer, "int_workspace_buffer")
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+
+    def workspace_size(self, *args, **kwargs):
+        """(0, 0): the workspaces that callers pass are not used."""
+        return 0, 0
+
+    def end_forward(self):
+        """Deprecated: does nothing."""
+
+    def _planned(self):
+        if self._attention.spec is None:
+            raise ValueError("call plan() before run()")
+        return self._attention.spec
+
+    def _check_query(self, q, k=None):
+        spec = self._planned()
+        name = arrays.dtype_of(q)
+        if name != self._q_dtype:
+            raise ValueError(f"The dtype of q {q.dtype} does not match the q_data_type {self._q_dtype} that plan() was given")
+        if k is not None and arrays.dtype_of(k) != spec.k:
+            raise ValueError(f"The dtype of k {k.dtype} does not match the kv_data_type {spec.k} that plan() was given")
+
+    def _set_dtypes(self, q_data_type, kv_data_type, o_data_type):
+        self._q_dtype = arrays.dtype_name(q_data_type)
+        kv = arrays.dtype_name(kv_data_type) or self._q_dtype
+        self._kv_dtype = "fp4_e2m1" if kv == "u8" else kv
+        o = arrays.dtype_name(o_data_type) or self._q_dtype
+        if o.startswith("fp8"):
+            o = "f16" if self._q_dtype.startswith("fp8") and o_data_type is None else o
+        if o not in ("f32", "f16", "bf16"):
+            raise NotImplementedError(f"o_data_type {o_data_type}: outputs are float32, float16 or bfloat16")
+        self._o_dtype = o
+        self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q_data_type, kv_data_type, o_data_type
+        return (o if self._q_dtype.startswith("fp8") else self._q_dtype), self._kv_dtype, o
+
+    def _respec(self, **changes):
+        """A deprecated forward() call says again what plan() was told."""
+        told = dict(self._told)
+        for name, value in changes.items():
+            if name == "sm_scale" and value is not None and core.same_scale(value, self._attention.spec.scale):
+                continue
+            told[name] = value
+        if told["sm_scale"] is None and changes.get("sm_scale") is not None:
+            told["sm_scale"] = changes["sm_scale"]
+        self._attention.with_spec(self._make_spec(told))
+
+    def _make_spec(self, told):
+        self._told = told
+        q, k, o = self._types
+        return core.make_spec(q, k, o, **told)
+
+
+class _PagedWrapper(_Wrapper):
+    """A batch over pages: what the prefill and the decode wrapper share."""
+
+    def _copy_tables(self, indptr, indices, last_page_len, qo_indptr=None):
+        """In graph mode: into the buffers whose addresses were captured."""
+        n = len(indptr) - 1
+        if n != self._fixed_batch_size:
+            raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
+                             f"{self._fixed_batch_size} set during initialization")
+        if len(indices) > len(self._paged_kv_indices_buf):
+            raise ValueError("The size of indices should be less than or equal to the allocated buffer")
+        self._paged_kv_indptr_buf[:] = arrays.to_device(indptr, self._paged_kv_indptr_buf)
+        self._paged_kv_last_page_len_buf[:] = arrays.to_device(last_page_len, self._paged_kv_last_page_len_buf)
+        if indices is not self._paged_kv_indices_buf:
+            self._paged_kv_indices_buf[:len(indices)] = arrays.to_device(indices, self._paged_kv_indices_buf)
+        if qo_indptr is not None:
+            self._qo_indptr_buf[:] = arrays.to_device(qo_indptr, self._qo_indptr_buf)
+
+    def _page_ids(self, indices):
+        """Where kernels read page ids."""
+        if self._device == "cpu":
+            return arrays.to_numpy(indices) if arrays.device_of(indices) != "cpu" else indices
+        if arrays.device_of(indices) == self._device:
+            return (None, indices)
+        return (indices, arrays.to_device(indices, self._float_workspace_buffer))
+
+    def _update(self, spec, rows, indptr, lengths, indices, page_size, mode, args=None, pages=None):
+        """rows None: one row a request. pages: of the cache, where it is known."""
+        used = int(indptr[-1]) if len(indptr) else 0
+        pool = self._pool.plan(indices, used) if pages is None else pages
+        batch = Batch(rows=rows, lengths=lengths, page_size=page_size, num_pages=pool, page_indptr=indptr, page_ids=self._page_ids(indices), args=args)
+        n = len(indptr) - 1
+        total = n if rows is None else int(rows[-1])
+        need = core.Need(n, total, int(lengths.sum()) if n else 0, used)
+        self._rows_total = total
+        self._again = (spec, rows, indptr, lengths, indices, page_size, mode, args)
+        if self._use_cuda_graph and self._attention.frozen is None:
+            room = len(self._paged_kv_indices_buf)
+            self._attention.frozen = core.Need(self._fixed_batch_size, max(total, 1), max(room * page_size, 1), max(room, 1))
+        stream = core.stream_of(self._float_workspace_buffer)
+        self._attention.update(spec, batch, need, mode, stream)
+
+    def _run_paged(self, q, paged_kv_cache, *, kv_cache_sf=None, **options):
+        k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
+        args = None
+        if self._kv_dtype == "fp4_e2m1":
+            if kv_cache_sf is None:
+                raise ValueError("an NVFP4 cache needs kv_cache_sf")
+            k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
+            k_sf, v_sf = _fp4_scales(kv_cache_sf, self._kv_layout)
+            args = {"k_block_scale": k_sf, "v_block_scale": v_sf}
+        self._check_query(q, k)
+        if self._pool.differs(k.shape[0]):
+            self._update(self._attention.spec, *self._again[1:], pages=k.shape[0])
+        if self._q_dtype.startswith("fp8"):
+            q, options["q_scale"] = _upcast_query(q, options.get("q_scale"), self._o_dtype)
+        return core.run(self._attention, q, k, v, args=args, lse_offset=self._lse_offset, **options)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
+    """Prefill and append attention for a batch of requests over pages.
+
+    plan() once a step, run() once a layer. float_workspace_buffer says which device is meant; its memory is not used. In CUDA-graph mode the index buffers
+    must be given, and later plans may not have more rows than the first."""
+
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None, paged_kv_indices_buf=None,
+                 paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
+        super().__init__(float_workspace_buffer, kv_layout, backend)
+        if jit_args is not None:
+            raise NotImplementedError("jit_args: CUDA C++ variants are not taken; see foveal.Variant")
+        self._use_cuda_graph = use_cuda_graph
+        self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
+        self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = paged_kv_indices_buf, paged_kv_last_page_len_buf
+        self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
+        self._max_total_num_rows = None
+        self._causal = False
+        if use_cuda_graph:
+            for name in ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"):
+                if getattr(self, "_" + name) is None:
+                    raise ValueError(f"{name} should be a tensor in CUDA graph mode")
+            self._fixed_batch_size = len(qo_indptr_buf) - 1
+            if len(paged_kv_indptr_buf) != self._fixed_batch_size + 1:
+                raise ValueError("The length of paged_kv_indptr_buf should be batch_size + 1.")
+            if len(paged_kv_last_page_len_buf) != self._fixed_batch_size:
+                raise ValueError("The length of paged_kv_last_page_len_buf should be batch_size.")
+
+    def plan(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim_qk, page_size,
+             head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None,
+             window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None, o_data_type=None,
+             non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, seq_lens=None,
+             seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False):
+        """Plans a step. qo_indptr [batch + 1]: row offsets; paged_kv_indptr [batch + 1], paged_kv_indices, paged_kv_last_page_len [batch]: the page table.
+        custom_mask: bool, per request [rows, keys] one after another; packed_custom_mask: its bits, low first, each request from a byte border."""
+        check_pos_encoding_mode(pos_encoding_mode)
+        _check_heads(num_qo_heads, num_kv_heads)
+        rows, indptr = arrays.host_ints(qo_indptr), arrays.host_ints(paged_kv_indptr)
+        last = arrays.host_ints(paged_kv_last_page_len)
+        if len(rows) != len(indptr):
+            raise ValueError(f"qo_indptr has {len(rows)} entries and paged_kv_indptr {len(indptr)}; both have batch_size + 1")
+        lengths = core.paged_lengths(indptr, last, page_size)
+        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
+        self._causal = causal
+        total = int(rows[-1]) if len(rows) else 0
+        if self._use_cuda_graph:
+            if self._max_total_num_rows is None:
+                self._max_total_num_rows = total
+            elif total > self._max_total_num_rows:
+                raise ValueError(f"The total number of rows in qo_indptr {total} in cuda graph mode cannot exceed the number of rows set during "
+                                 f"initialization {self._max_total_num_rows}.")
+            self._copy_tables(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, qo_indptr)
+            paged_kv_indices = self._paged_kv_indices_buf
+        args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
+        if masked:
+            args = {"bits": self._mask_bits(_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
+        elif items:
+            args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
+            if self._device != "cpu":
+                args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
+        spec = self._make_spec(dict(
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo or head_dim_qk, sm_scale=sm_scale, causal=causal,
+            window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+            custom_mask=masked, items=items and not masked))
+        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
+        self._lse_offset = core.alibi_offset(lengths, rows) if spec.alibi else None
+        self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, core.split_mode(False, fixed_split_size, disable_split_kv, page_size), args)
+        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo or head_dim_qk)
+        self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
+
+    begin_forward = plan
+
+    def _mask_bits(self, bits):
+        """In graph mode the bits lie in the caller's buffer."""
+        if not self._use_cuda_graph:
+            return arrays.to_device(bits, self._float_workspace_buffer)
+        if self._custom_mask_buf is None:
+            raise ValueError("custom_mask_buf must be initialized with a tensor in cuda graph mode if we use custom mask in attention computation.")
+        n = bits.shape[0]
+        if n > len(self._custom_mask_buf):
+            raise ValueError(f"custom_mask_buf has {len(self._custom_mask_buf)} bytes; the mask needs {n}")
+        self._custom_mask_buf[:n] = arrays.to_device(bits, self._custom_mask_buf)
+        return self._custom_mask_buf[:n]
+
+    def run(self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, enable_pdl=None, window_left=None,
+            sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None):
+        """One layer: q [rows, heads, dim_qk]; the cache [pages, 2, page, kv_heads, dim] (NHD), [pages, 2, kv_heads, page, dim] (HND) or a pair of 4-D tensors.
+        Returns out [rows, heads, dim_v], and lse [rows, heads] in base 2 with return_lse. With 8-bit queries the positional arguments are scale_q, scale_k, scale_v."""
+        self._planned()
+        if q.shape[0] != self._rows_total:
+            raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
+        if window_left is not None and window_left != self._window_left:
+            raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")
+        if args:
+            q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
+        return self._run_paged(q, paged_kv_cache, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
+                               return_lse=return_lse, sinks=sinks)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None, window_left=-1,
+                logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
+        """Deprecated: run() with the options of plan() said again."""
+        self._planned()
+        self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
+                     rope_scale=rope_scale, rope_theta=rope_theta)
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale)
+
+    def forward_return_lse(self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None,
+                           window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
+        """Deprecated: run_return_lse() with the options of plan() said again."""
+        self._planned()
+        self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
+                     rope_scale=rope_scale, rope_theta=rope_theta)
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=True)
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
+    """Prefill attention for a batch whose keys and values lie packed, one request after another."""
+
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None, custom_mask_buf=None,
+                 mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
+        super().__init__(float_workspace_buffer, kv_layout, backend)
+        if jit_args is not None:
+            raise NotImplementedError("jit_args: CUDA C++ variants are not taken; see foveal.Variant")
+        self._use_cuda_graph = use_cuda_graph
+        self._qo_indptr_buf, self._kv_indptr_buf = qo_indptr_buf, kv_indptr_buf
+        self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
+        self._max_total_num_rows = None
+        self._causal = False
+        if use_cuda_graph:
+            if qo_indptr_buf is None or kv_indptr_buf is None:
+                raise ValueError("qo_indptr_buf and kv_indptr_buf should be tensors in CUDA graph mode")
+            self._fixed_batch_size = len(qo_indptr_buf) - 1
+            if len(kv_indptr_buf) != self._fixed_batch_size + 1:
+                raise ValueError("The length of kv_indptr_buf should be batch_size + 1.")
+
+    _mask_bits = BatchPrefillWithPagedKVCacheWrapper._mask_bits
+
+    def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False,
+             pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+             q_data_type="float16", kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None,
+             token_pos_in_items_len=0, max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None,
+             max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None):
+        """Plans a step: row offsets qo_indptr [batch + 1] and token offsets kv_indptr [batch + 1]. The rest as for the paged wrapper."""
+        check_pos_encoding_mode(pos_encoding_mode)
+        _check_heads(num_qo_heads, num_kv_heads)
+        rows, indptr = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr)
+        if len(rows) != len(indptr):
+            raise ValueError(f"The kv_indptr length should be equal to the qo_indptr length: {len(indptr)} and {len(rows)}")
+        lengths = indptr[1:] - indptr[:-1]
+        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
+        self._causal = causal
+        total = int(rows[-1]) if len(rows) else 0
+        if self._use_cuda_graph:
+            self._check_graph(len(rows) - 1, total)
+            self._qo_indptr_buf[:] = arrays.to_device(qo_indptr, self._qo_indptr_buf)
+            self._kv_indptr_buf[:] = arrays.to_device(kv_indptr, self._kv_indptr_buf)
+        args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
+        if masked:
+            args = {"bits": self._mask_bits(_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
+        elif items:
+            args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
+            if self._device != "cpu":
+                args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
+        spec = self._make_spec(dict(
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo or head_dim_qk, sm_scale=sm_scale, causal=causal,
+            window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+            custom_mask=masked, items=items and not masked))
+        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
+        self._lse_offset = core.alibi_offset(lengths, rows) if spec.alibi else None
+        self._rows_total = total
+        keys = int(lengths.sum())
+        batch = Batch(rows=rows, kv_indptr=indptr, args=args)
+        need = core.Need(len(rows) - 1, total, keys, 0)
+        if self._use_cuda_graph:
+            frozen = self._attention.frozen or core.Need(self._fixed_batch_size, max(total, 1), 0, 0)
+            if keys > frozen.tokens and not self._attention.entries:
+                frozen = frozen._replace(tokens=core.next_positive_power_of_2(max(keys, 1 << 16)))
+            self._attention.frozen = frozen
+        self._attention.update(spec, batch, need, core.split_mode(False, fixed_split_size, disable_split_kv, 1), core.stream_of(self._float_workspace_buffer))
+        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo or head_dim_qk)
+        self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
+
+    begin_forward = plan
+
+    def _check_graph(self, n, total):
+        if n != self._fixed_batch_size:
+            raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
+                             f"{self._fixed_batch_size} set during initialization")
+        if self._max_total_num_rows is None:
+            self._max_total_num_rows = total
+        elif total > self._max_total_num_rows:
+            raise ValueError(f"The total number of rows in qo_indptr {total} in cuda graph mode cannot exceed the number of rows set during "
+                             f"initialization {self._max_total_num_rows}.")
+
+    def run(self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False, enable_pdl=None,
+            kv_cache_sf=None):
+        """One layer: q [rows, heads, dim_qk], k [tokens, kv_heads, dim_qk], v [tokens, kv_heads, dim_v] (HND: [kv_heads, tokens, dim])."""
+        self._planned()
+        if o_scale is not None and arrays.as_float(o_scale) != 1:
+            raise NotImplementedError("o_scale: outputs are not quantised")
+        if q.shape[0] != self._rows_total:
+            raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
+        block = None
+        if self._kv_dtype == "fp4_e2m1":
+            if kv_cache_sf is None:
+                raise ValueError("NVFP4 keys and values need kv_cache_sf")
+            k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
+            block = tuple(arrays.retype(x, "fp8_e4m3") for x in kv_cache_sf)
+        if self._kv_layout == "HND":
+            k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
+            block = block and tuple(arrays.permute(x, (1, 0, 2)) for x in block)
+        self._check_query(q, k)
+        if args:
+            q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
+        if self._q_dtype.startswith("fp8"):
+            q, q_scale = _upcast_query(q, q_scale, self._o_dtype)
+        return core.run(self._attention, q, k, v, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+                        args=block and {"k_block_scale": block[0], "v_block_scale": block[1]}, lse_offset=self._lse_offset)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None,
+                rope_scale=None, rope_theta=None):
+        """Deprecated: run() with the options of plan() said again."""
+        self._planned()
+        self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
+                     rope_scale=rope_scale, rope_theta=rope_theta)
+        return self.run(q, k, v)
+
+    def forward_return_lse(self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None,
+                           sm_scale=None, rope_scale=None, rope_theta=None):
+        """Deprecated: run_return_lse() with the options of plan() said again."""
+        self._planned()
+        self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
+                     rope_scale=rope_scale, rope_theta=rope_theta)
+        return self.run(q, k, v, return_lse=True)
+
+
+__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "single_prefill_with_kv_cache",
+           "single_prefill_with_kv_cache_return_lse", "single_prefill_with_kv_cache_with_jit_module"]

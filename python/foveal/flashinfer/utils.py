@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of flashinfer.utils that callers use."""
+
+import enum
+import math
+
+import numpy as np
+
+from . import _arrays as arrays
+
+
+class PosEncodingMode(enum.Enum):
+    NONE = 0
+    ROPE_LLAMA = 1
+    ALIBI = 2
+
+
+class MaskMode(enum.Enum):
+    NON_CAUSAL = 0
+    CAUSAL = 1
+    CUSTOM = 2
+    MULTIITEMSCORING = 3
+
+
+class TensorLayout(enum.Enum):
+    NHD = 0
+    HND = 1
+
+
+log2e = 1.44269504088896340736
+
+
+def check_kv_layout(kv_layout):
+    if kv_layout not in TensorLayout.__members__:
+        raise KeyError(f"Invalid kv_layout {kv_layout}; it is NHD or HND")
+
+
+def check_pos_encoding_mode(mode):
+    if mode not in PosEncodingMode.__members__:
+        raise KeyError(f"Invalid pos_encoding_mode {mode}; it is NONE, ROPE_LLAMA or ALIBI")
+
+
+def next_positive_power_of_2(x):
+    return 1 if x < 1 else 1 << (int(x) - 1).bit_length()
+
+
+def get_alibi_slopes(n_heads, device=None):
+    """float32 [n_heads]: 2^(-8 i / n) for the largest power of two n below, and odd powers of 2^(-4 / n) for the rest. A torch tensor where a
+    torch device is given, else a NumPy array."""
+    n = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8.0 * i / n) for i in range(1, n + 1)]
+    slopes += [2.0 ** (-4.0 * i / n) for i in range(1, 2 * (n_heads - n) + 1, 2)]
+    slopes = np.array(slopes, np.float32)
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return slopes
+    return torch.from_numpy(slopes) if device is None else torch.from_numpy(slopes).to(device)
+
+
+def check_shape_dtype_device(x, shape, dtype, device, name):
+    """ValueError unless an output given by the caller is what the call would make."""
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} has the shape {tuple(x.shape)}; expected {tuple(shape)}")
+    if dtype is not None and arrays.dtype_of(x) != arrays.dtype_name(dtype):
+        raise ValueError(f"{name} has the dtype {x.dtype}; expected {dtype}")
+    if device is not None and arrays.device_of(x) != str(device):
+        raise ValueError(f"{name} lies on {arrays.device_of(x)}; expected {device}")
+
+
+def get_compute_capability(device):
+    import torch
+
+    return torch.cuda.get_device_capability(device)
+
+
+def device_support_pdl(device):
+    return False
+
+
+def determine_attention_backend(*args, **kwargs):
+    return "fa2"
+
+
+def is_sm90a_supported(device):
+    return get_compute_capability(device)[0] == 9
+
+
+def expand_4d(x, kv_layout):
+    """[tokens, heads, dim] as pages of one token."""
+    if len(x.shape) not in (3, 4):
+        raise ValueError(f"a cache tensor has 3 or 4 axes, not {len(x.shape)}")
+    if len(x.shape) == 4:
+        return x
+    axis = 1 if kv_layout == "NHD" else 2
+    return arrays.index(x, (slice(None),) * axis + (None,))
+
+
+def expand_5d(x, kv_layout):
+    """[tokens, 2, heads, dim] as pages of one token."""
+    if len(x.shape) not in (4, 5):
+        raise ValueError(f"a combined cache tensor has 4 or 5 axes, not {len(x.shape)}")
+    if len(x.shape) == 5:
+        return x
+    axis = 2 if kv_layout == "NHD" else 3
+    return arrays.index(x, (slice(None),) * axis + (None,))
+
+
+def unpack_paged_kv_cache(paged_kv_cache, kv_layout):
+    """(k, v) as [pages, page, heads, dim] views, whatever the layout."""
+    if isinstance(paged_kv_cache, (tuple, list)):
+        k, v = paged_kv_cache
+        k, v = expand_4d(k, kv_layout), expand_4d(v, kv_layout)
+    else:
+        both = expand_5d(paged_kv_cache, kv_layout)
+        if both.shape[1] != 2:
+            raise ValueError(f"axis 1 of the combined cache is {both.shape[1]}; it holds K and V: 2")
+        k, v = arrays.index(both, (slice(None), 0)), arrays.index(both, (slice(None), 1))
+    if kv_layout == "HND":
+        k, v = arrays.permute(k, (0, 2, 1, 3)), arrays.permute(v, (0, 2, 1, 3))
+    return k, v
