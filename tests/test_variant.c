@@ -905,6 +905,52 @@ static void frequencies(void **state)
     fv__os_fail_at = 0;
 }
 
+/* ------------------------------------------------------------------------------- users' variants */
+
+static void users_variants(void **state)
+{
+    (void)state;
+    static const char text[] = META "FV_PARAMS(FV_NUMBER(gain, run, 1, 2))\n"
+                                    "#ifdef FV_SPEC\nFV_SCORE { return s * a->gain; }\n"
+                                    "#else\nFV_SCORE { return s * a->gain; }\n#endif\n";
+    fv_ctx *ctx = NULL;
+    fv_variant *v = NULL;
+    OK(fv_open(&(fv_open_desc){ .device = "cpu", .num_threads = 1 }, &ctx, &err));
+    REFUSED(fv_variant_create(NULL, "a", text, &v, &err), FV_E_INVALID, "ctx", "NULL");
+    REFUSED(fv_variant_create(ctx, "a", text, NULL, &err), FV_E_INVALID, "variant", "NULL");
+    REFUSED(fv_variant_create(ctx, "a", META, &v, &err), FV_E_COMPILE, "a", "line 2");
+    REFUSED(fv_variant_create(ctx, "causal", text, &v, &err), FV_E_INVALID, "name", "built-in");
+    assert_null(v);
+    fv__os_fail_at = 1;
+    REFUSED(fv_variant_create(ctx, "a", text, &v, &err), FV_E_NO_MEMORY, "text", "no memory");
+    fv__os_fail_at = 0;
+    char changing[sizeof text];                         /* the text is copied */
+    memcpy(changing, text, sizeof text);
+    OK(fv_variant_create(ctx, "gain", changing, &v, &err));
+    memset(changing, 'x', sizeof changing);
+    assert_string_equal(v->text, text);
+    assert_string_equal(v->meta.name, "gain");
+    assert_int_equal(fv_close(&ctx), FV_E_BUSY);
+
+    fv__problem p;
+    fv_variant_use use = { .variant = v };
+    fv_problem given = plain();
+    given.variants = &use, given.num_variants = 1;
+    OK(fv__problem_init(&given, &p, &err));
+    OK(bind(&p, FV__BIND_RUN, &(fv_arg){ .name = "gain", .number = 3 }, 1, &two_requests));
+    assert_true(value_of(&p, 0, "gain") == 3);
+    fv__problem_free(&p);
+
+    __atomic_add_fetch(&v->users, 1, __ATOMIC_SEQ_CST); /* as a plan does */
+    assert_int_equal(fv_variant_destroy(&v), FV_E_BUSY);
+    __atomic_sub_fetch(&v->users, 1, __ATOMIC_SEQ_CST);
+    OK(fv_variant_destroy(&v));
+    assert_null(v);
+    OK(fv_variant_destroy(&v));
+    OK(fv_variant_destroy(NULL));
+    OK(fv_close(&ctx));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -925,6 +971,7 @@ int main(void)
         cmocka_unit_test(range_lists),
         cmocka_unit_test(sums),
         cmocka_unit_test(frequencies),
+        cmocka_unit_test(users_variants),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
