@@ -530,6 +530,15 @@ static const key_spec keys[] = {
     { "states", K_INT, AT(states), 1, INT32_MAX, SEEN(states) },
     { "state_empty", K_DIGITS, AT(state_empty), 0, 0, 0 },
     { "inplace", K_BOOL, AT(inplace), 0, 0, 0 },
+    { "x_rope", K_INT, AT(x.rope_dim), 0, INT32_MAX, 0 },
+    { "x_interleaved", K_BOOL, AT(x.interleaved), 0, 0, 0 },
+    { "x_tree", K_INTS, AT(x.tree), -1, INT32_MAX, 0 },
+    { "x_first", K_INTS, AT(x.first), 0, INT32_MAX, 0 },
+    { "x_tail", K_INT, AT(x.tail), 0, INT32_MAX, 0 },
+    { "x_int8", K_BOOL, AT(x.int8), 0, 0, 0 },
+    { "x_key_sums", K_BOOL, AT(x.key_sums), 0, 0, 0 },
+    { "x_head_scales", K_BOOL, AT(x.head_scales), 0, 0, 0 },
+    { "x_v_ids", K_BOOL, AT(x.v_ids), 0, 0, 0 },
 };
 
 static bool read_value(parser *p, const key_spec *k, const char *v, void *to)
@@ -608,7 +617,7 @@ static bool set_key(parser *p, const char *key, const char *value, given *g)
     if (special >= 0)
         return special;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        if (!strcmp(key, keys[i].name)) {
+        if (!strcmp(key, keys[i].name) && (p->file->extended || strncmp(key, "x_", 2))) {
             if (keys[i].given)
                 *((bool *)g + (keys[i].given - 1)) = true;
             return read_value(p, &keys[i], value, (char *)p->row + keys[i].offset);
@@ -780,6 +789,25 @@ static bool finish_cut(parser *p, const case_row *row)
     return true;
 }
 
+static bool finish_extra(parser *p, const case_row *row)
+{
+    const case_extra *x = &row->x;
+
+    if (x->rope_dim > row->dk || x->rope_dim % 2)
+        return fail(p, "x_rope=%d is odd or more than dk", x->rope_dim);
+    if (x->tail && x->tail >= row->dk)
+        return fail(p, "x_tail=%d is not less than dk", x->tail);
+    if (x->tree.n && x->tree.n != row->total_q)
+        return fail(p, "x_tree has %lld entries for %lld rows", (long long)x->tree.n, (long long)row->total_q);
+    if (x->first.n && x->first.n != row->num_requests)
+        return fail(p, "x_first has %lld entries for %d requests", (long long)x->first.n, row->num_requests);
+    for (int r = 0; x->tree.n && r < row->num_requests; r++)
+        for (int64_t i = 0; i < row->q.at[r]; i++)
+            if (x->tree.at[row->q_base[r] + i] >= i)
+                return fail(p, "x_tree: the parent of row %lld of request %d is not an earlier row", (long long)i, r);
+    return true;
+}
+
 static bool finish_merge(parser *p, case_row *row, const given *g)
 {
     if (!g->tokens || !g->hq || !g->dv || !g->states)
@@ -814,7 +842,8 @@ static bool fill_row(parser *p, case_row *row)
     if (row->merge)
         return finish_merge(p, row, &g);
     return finish_requests(p, row, &g) && finish_heads(p, row, &g) && finish_share(p, row, &g)
-        && finish_masks(p, row) && finish_pages(p, row) && finish_cut(p, row);
+        && finish_masks(p, row) && finish_pages(p, row) && finish_cut(p, row)
+        && finish_extra(p, row);
 }
 
 static bool add_pair(parser *p, case_row *row, const char *key, const char *value, int line)
@@ -927,7 +956,7 @@ static bool read_text(parser *p, char *text, size_t length)
     return true;
 }
 
-case_file *case_parse(const char *name, const char *text, size_t length, char *message, size_t size)
+case_file *case_parse(const char *name, const char *text, size_t length, bool extended, char *message, size_t size)
 {
     case_file *file = calloc(1, sizeof *file);
     parser p = { .file = file, .message = message, .size = size };
@@ -936,6 +965,7 @@ case_file *case_parse(const char *name, const char *text, size_t length, char *m
         snprintf(message, size, "%s: no memory", name);
         return NULL;
     }
+    file->extended = extended;
     file->name = copy(file, name, strlen(name));
     char *own = copy(file, text, length);
     if (!file->name || !own)
@@ -964,7 +994,7 @@ static char *slurp(FILE *f, size_t *length)
     return text;
 }
 
-case_file *case_read(const char *path, char *message, size_t size)
+case_file *case_read(const char *path, bool extended, char *message, size_t size)
 {
     FILE *f = fopen(path, "rb");
     size_t length;
@@ -981,7 +1011,7 @@ case_file *case_read(const char *path, char *message, size_t size)
         snprintf(message, size, "%s: cannot be read", path);
         return NULL;
     }
-    case_file *file = case_parse(path, text, length, message, size);
+    case_file *file = case_parse(path, text, length, extended, message, size);
     free(text);
     return file;
 }

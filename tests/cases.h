@@ -76,6 +76,19 @@ typedef struct case_fault {
     char *words;
 } case_fault;
 
+/* What the engine can do beyond the page; keys x_NAME, read only when the caller of case_parse allows them. */
+typedef struct case_extra {
+    int rope_dim;                       /* x_rope: rotary elements; 0: none */
+    bool interleaved;                   /* x_interleaved: pairs (2i, 2i+1) */
+    case_ints tree;                     /* x_tree: parent of each row (row of its request, -1), all requests */
+    case_ints first;                    /* x_first: position of key 0 of each request */
+    int tail;                           /* x_tail: last elements of dk that lie in tensors of their own */
+    bool int8;                          /* x_int8: K and V are int8; stored element = kv_grid * G */
+    bool key_sums;                      /* x_key_sums: the second output */
+    bool head_scales;                   /* x_head_scales: stored elements of KV head h times 2^(h mod 3 - 1) */
+    bool v_ids;                         /* x_v_ids: V's pages have other ids than K's */
+} case_extra;
+
 typedef struct case_pair {              /* one line of the file */
     char *key, *value;
     int line;
@@ -139,6 +152,8 @@ typedef struct case_row {
     case_fault *faults;
     int num_faults;
 
+    case_extra x;
+
     int64_t total_q, total_kv;          /* sums of q and kv */
     int64_t *q_base, *kv_base;          /* [num_requests + 1] first row and first token of each request */
 
@@ -149,16 +164,17 @@ typedef struct case_row {
 
 typedef struct case_file {
     char *name;
+    bool extended;
     case_row *rows;
     int num_rows;
     void *blocks;                       /* everything the rows own, freed at once */
 } case_file;
 
-/* Reads and checks a file. NULL: `message` (of `size` bytes) says where and why. */
-case_file *case_read(const char *path, char *message, size_t size);
+/* Reads and checks a file. extended: keys x_NAME are legal. NULL: `message` (of `size` bytes) says where and why. */
+case_file *case_read(const char *path, bool extended, char *message, size_t size);
 
 /* The same from memory; `name` is used in messages. */
-case_file *case_parse(const char *name, const char *text, size_t length, char *message, size_t size);
+case_file *case_parse(const char *name, const char *text, size_t length, bool extended, char *message, size_t size);
 
 void case_free(case_file *file);
 
@@ -178,9 +194,16 @@ double case_v(const case_row *row, int64_t token, int head, int dim);     /* not
 int64_t case_q_token(const case_row *row, int request, int64_t i);
 int64_t case_kv_token(const case_row *row, int request, int64_t key);
 
+/* Position of key 0 of a request: 0 unless x_first says otherwise. */
+int64_t case_first_position(const case_row *row, int request);
+
+/* The f32 frequency of a rotary pair: 10000^(-2 pair / dim). */
+float case_frequency(int dim, int pair);
+
 /* What the stored element times: tensor scale and, if the row has them, scale per token and head. */
 double case_k_factor(const case_row *row, int64_t token, int head);
 double case_v_factor(const case_row *row, int64_t token, int head);
+double case_head_scale(int head);
 double case_k_token_scale(int64_t token, int head);
 double case_v_token_scale(int64_t token, int head);
 
@@ -203,6 +226,8 @@ typedef struct case_rules {
     double *slope, *sink;
     int64_t *items, *block_rows, *block_cols;
     uint8_t *block_map;
+    float *freq;                        /* of rope */
+    ref_rope rope;
 } case_rules;
 
 bool case_rules_make(const case_row *row, case_rules *out);
@@ -231,6 +256,7 @@ typedef struct case_answer {
     double last_o, last_l;              /* last row, last head: element 0 and LSE */
     int64_t n_empty;
     double *part_l;                     /* [cut.n + 1], NULL without cut */
+    double *key_sums;                   /* [total_kv][hk], NULL without x_key_sums */
 } case_answer;
 
 bool case_solve(const case_row *row, int threads, case_answer *out);
@@ -251,16 +277,19 @@ enum {
 enum { CASE_BASE_E, CASE_BASE_2, CASE_BASES };
 enum { CASE_MASK_OWN, CASE_MASK_BITS, CASE_MASKS };
 enum { CASE_POISON_NAN, CASE_POISON_INF, CASE_POISON_BIG, CASE_POISONS };
+/* How a common prefix is used: not at all, found by the planner, given as segments. */
+enum { CASE_SHARING_OFF, CASE_SHARING_FIND, CASE_SHARING_GIVEN, CASE_SHARINGS };
 enum { CASE_PADS = 4 };
 extern const char *const case_table_names[CASE_TABLES], *const case_base_names[CASE_BASES];
 extern const char *const case_mask_names[CASE_MASKS], *const case_poison_names[CASE_POISONS];
+extern const char *const case_sharing_names[CASE_SHARINGS];
 extern const int64_t case_pad_ids[CASE_PADS];
 
 /* ROOM: a plan's maxima are exactly those of the batch, or larger. */
 enum {
     CASE_AXIS_MEM, CASE_AXIS_VIEW, CASE_AXIS_LAYOUT, CASE_AXIS_PAGE, CASE_AXIS_SPLITS, CASE_AXIS_PLACE,
     CASE_AXIS_TABLE, CASE_AXIS_PAD, CASE_AXIS_LSE, CASE_AXIS_BASE, CASE_AXIS_MASK, CASE_AXIS_POISON,
-    CASE_AXIS_INVARIANT, CASE_AXIS_ROOM, CASE_AXES
+    CASE_AXIS_INVARIANT, CASE_AXIS_ROOM, CASE_AXIS_SHARING, CASE_AXES
 };
 extern const char *const case_axis_names[CASE_AXES];
 
@@ -270,8 +299,13 @@ enum { CASE_VOID = -1 };                /* the value of an axis that the other v
  * index of case_pad_ids, or CASE_PADS for the row's own; INVARIANT and ROOM: 0 or 1. */
 typedef struct case_way {
     int dtype;
+    int property;                       /* CASE_PROPERTY_ that is checked instead of the values */
     int axis[CASE_AXES];
 } case_way;
+
+/* In the invariant mode: a request alone, in another order, on other pages and splits; a row decoded alone. */
+enum { CASE_PROPERTY_NONE, CASE_PROPERTY_BATCH, CASE_PROPERTY_DECODE, CASE_PROPERTIES };
+extern const char *const case_property_names[CASE_PROPERTIES];
 
 typedef struct case_ways {
     case_way *at;
@@ -280,9 +314,12 @@ typedef struct case_ways {
 } case_ways;
 
 /* The ways of a row for one element type. full: the product. Else turns are taken through the axes until every
- * value of each axis and every (page, splits) pair has occurred; `turn` says where they start; a heavy row gets
- * `heavy` ways. Free with case_ways_free. False: no memory. */
-bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int heavy, case_ways *out);
+ * value of each axis and every (page, splits) pair has occurred, or until there are `few` ways, if that is not 0;
+ * `turn` says where they start. Free with case_ways_free. False: no memory. */
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few, case_ways *out);
+
+/* Adds the ways in which properties of the invariant mode are checked. */
+bool case_ways_add_properties(const case_row *row, int dtype, unsigned turn, case_ways *ways);
 void case_ways_free(case_ways *ways);
 
 /* A value that the row names but that no way of this type can have; `why` gets the reason. Call with *axis = *value =
@@ -291,6 +328,9 @@ bool case_next_void(const case_row *row, int dtype, int *axis, int *value, char 
 
 /* "f16 paged page=16 splits=8 nhd ..." for people. */
 void case_way_print(const case_way *way, char *out, size_t size);
+
+/* The keys that every request has in common with request 0, if all share alike (and may be given as one segment). */
+int64_t case_common_prefix(const case_row *row);
 
 /* Does anything but the number of keys decide what a row sees? Then dense bits can say it too. */
 bool case_has_mask(const case_row *row);

@@ -70,6 +70,8 @@ static double cache_element(const case_row *row, const case_data *data, uint32_t
 {
     if (data->kind != CASE_DATA_GEN)
         return data->value;
+    if (row->x.int8)
+        return row->kv_grid * case_g(seed, i, row->kv_grid);
     return row->kv_dtype == CASE_KV_FP4G16 ? fp4(seed, i) : case_g(seed, i, row->kv_grid);
 }
 
@@ -108,6 +110,21 @@ int64_t case_kv_token(const case_row *row, int request, int64_t key)
     return row->kv_base[request] + key;
 }
 
+int64_t case_first_position(const case_row *row, int request)
+{
+    return row->x.first.n ? row->x.first.at[request] : 0;
+}
+
+float case_frequency(int dim, int pair)
+{
+    return (float)pow(10000, -2.0 * pair / dim);
+}
+
+double case_head_scale(int head)
+{
+    return ldexp(1, head % 3 - 1);
+}
+
 double case_k_token_scale(int64_t token, int head)
 {
     return ldexp(1, (int)((token + head) % 5) - 2);
@@ -120,12 +137,16 @@ double case_v_token_scale(int64_t token, int head)
 
 double case_k_factor(const case_row *row, int64_t token, int head)
 {
-    return row->token_head_scales ? row->k_scale * case_k_token_scale(token, head) : row->k_scale;
+    const double scale = row->x.head_scales ? row->k_scale * case_head_scale(head) : row->k_scale;
+
+    return row->token_head_scales ? scale * case_k_token_scale(token, head) : scale;
 }
 
 double case_v_factor(const case_row *row, int64_t token, int head)
 {
-    return row->token_head_scales ? row->v_scale * case_v_token_scale(token, head) : row->v_scale;
+    const double scale = row->x.head_scales ? row->v_scale * case_head_scale(head) : row->v_scale;
+
+    return row->token_head_scales ? scale * case_v_token_scale(token, head) : scale;
 }
 
 double case_alibi_slope(const case_row *row, int head)
@@ -188,6 +209,20 @@ static double *per_head(const case_row *row, double (*value)(const case_row *, i
     return out;
 }
 
+static bool make_rope(const case_row *row, case_rules *out)
+{
+    const int pairs = row->x.rope_dim / 2;
+
+    if (!pairs)
+        return true;
+    out->freq = malloc((size_t)pairs * sizeof *out->freq);
+    for (int i = 0; out->freq && i < pairs; i++)
+        out->freq[i] = case_frequency(row->x.rope_dim, i);
+    out->rope = (ref_rope){ row->x.rope_dim, row->x.interleaved, out->freq };
+    out->problem.rope = &out->rope;
+    return out->freq;
+}
+
 bool case_rules_make(const case_row *row, case_rules *out)
 {
     *out = (case_rules){ .problem = {
@@ -205,7 +240,7 @@ bool case_rules_make(const case_row *row, case_rules *out)
     if (row->block_map.n)
         out->block_map = flat_digits(&row->block_map, row->block_cols.n);
     return (!row->alibi || out->slope) && (!row->has_sink || out->sink) && out->items && out->block_rows
-        && out->block_cols && (!row->block_map.n || out->block_map);
+        && out->block_cols && (!row->block_map.n || out->block_map) && make_rope(row, out);
 }
 
 void case_rules_free(case_rules *rules)
@@ -216,6 +251,7 @@ void case_rules_free(case_rules *rules)
     free(rules->block_rows);
     free(rules->block_cols);
     free(rules->block_map);
+    free(rules->freq);
     *rules = (case_rules){ 0 };
 }
 
@@ -240,9 +276,11 @@ static void fill_key(const case_row *row, int64_t token, double *k, double *v)
     }
 }
 
-/* The lists of the row that hold for keys [lo, hi) of one request. */
-static void set_lists(const case_row *row, const case_rules *rules, ref_request *r)
+/* The lists of the row that hold for one request. */
+static void set_lists(const case_row *row, const case_rules *rules, int index, ref_request *r)
 {
+    r->first_position = case_first_position(row, index);
+    r->parent = row->x.tree.n ? row->x.tree.at + row->q_base[index] : NULL;
     r->diag = row->diag;
     r->ranges = row->key_ranges.at;
     r->num_ranges = row->key_ranges.n;
@@ -281,7 +319,7 @@ bool case_request_make(const case_row *row, const case_rules *rules, int index, 
     out->r.k = out->k;
     out->r.v = out->v;
     out->r.bits = out->bits;
-    set_lists(row, rules, &out->r);
+    set_lists(row, rules, index, &out->r);
     return true;
 }
 
@@ -335,6 +373,10 @@ static bool solve_request(const case_row *row, const case_rules *rules, int r, i
         return false;
     const bool ok = ref_attend(&rules->problem, &request.r, rows, n, threads, a->o + first * row->dv,
                                a->lse + first);
+    if (ok && a->key_sums && !ref_key_sums(&rules->problem, &request.r, a->key_sums + row->kv_base[r] * row->hk)) {
+        case_request_free(&request);
+        return false;
+    }
     case_request_free(&request);
     for (int64_t i = 0; i < n; i++)
         rows[i] += row->q_base[r];
@@ -355,8 +397,8 @@ static bool solve_parts(const case_row *row, const case_rules *rules, case_answe
                             .lse = malloc((size_t)row->hq * sizeof(double)) };
         bool ok = one.o && one.lse && case_request_make(row, rules, 0, lo, hi, &request);
         if (ok) {
-            const int64_t position = row->kv.at[0] - 1;
-            request.r.first_position = lo;
+            const int64_t position = row->kv.at[0] - 1 + case_first_position(row, 0);
+            request.r.first_position = lo + case_first_position(row, 0);
             request.r.row_position = &position;
             ok = ref_attend(&rules->problem, &request.r, NULL, 1, 1, one.o, one.lse);
             a->part_l[part] = ok ? one.lse[row->hq - 1] : NAN;
@@ -416,6 +458,9 @@ static bool solve_attention(const case_row *row, int threads, case_answer *a)
     case_rules rules;
     bool ok = case_rules_make(row, &rules);
 
+    if (row->x.key_sums)
+        a->key_sums = calloc((size_t)(row->total_kv * row->hk) + 1, sizeof *a->key_sums);
+    ok = ok && (!row->x.key_sums || a->key_sums);
     for (int r = 0; ok && r < row->num_requests; r++)
         ok = solve_request(row, &rules, r, threads, a);
     if (ok && row->cut.n)
@@ -446,6 +491,7 @@ void case_answer_free(case_answer *answer)
     free(answer->o);
     free(answer->lse);
     free(answer->part_l);
+    free(answer->key_sums);
     *answer = (case_answer){ 0 };
 }
 
@@ -476,7 +522,7 @@ uint8_t *case_seen(const case_row *row)
         uint8_t *bits = row->bits.n ? malloc((size_t)(rows * keys + 1)) : NULL;
         for (int64_t i = 0; bits && i < rows * keys; i++)
             bits[i] = row->bits.at[row->q_base[r] + i / keys][i % keys] == '1';
-        set_lists(row, &rules, &request);
+        set_lists(row, &rules, r, &request);
         request.bits = bits;
         for (int64_t j = 0; j < keys; j++)
             seen[row->kv_base[r] + j] = any_row_sees(&rules, &request, j);

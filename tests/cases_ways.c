@@ -14,9 +14,11 @@ const char *const case_table_names[] = { "csr", "csr-last", "2d", "2d-rows", "ti
 const char *const case_base_names[] = { "ln", "log2" };
 const char *const case_mask_names[] = { "own", "bits" };
 const char *const case_poison_names[] = { "nan", "inf", "big" };
+const char *const case_sharing_names[] = { "off", "find", "given" };
+const char *const case_property_names[] = { "", "batch", "decode" };
 const int64_t case_pad_ids[] = { -1, 0, 1 << 30, INT32_MAX };
 const char *const case_axis_names[] = { "mem", "view", "layout", "page", "splits", "placement", "table", "pad_id",
-                                        "lse_layout", "base", "mask", "poison", "invariant", "room" };
+                                        "lse_layout", "base", "mask", "poison", "invariant", "room", "sharing" };
 
 enum { UNSET = -2 };
 enum { MAX_VALUES = 256 };             /* of one axis; a row with more page sizes than that loses the rest */
@@ -24,7 +26,18 @@ enum { MAX_VALUES = 256 };             /* of one axis; a row with more page size
 static bool has_rules(const case_row *row)
 {
     return row->causal || row->window_left >= 0 || row->window_right >= 0 || row->diag || row->key_ranges.at
-        || row->items.n || row->block_map.n;
+        || row->items.n || row->block_map.n || row->x.tree.n;
+}
+
+int64_t case_common_prefix(const case_row *row)
+{
+    if (!row->share || row->num_requests < 2 || row->block_map.n || row->x.v_ids)
+        return 0;
+    for (int r = 1; r < row->num_requests; r++)
+        if (row->share[r].from != 0 || row->share[r].keys != row->share[1].keys
+            || case_first_position(row, r) != case_first_position(row, 0))
+            return 0;
+    return row->share[1].keys;
 }
 
 bool case_has_mask(const case_row *row)
@@ -87,6 +100,9 @@ static bool axis_values(const case_row *row, int axis, values *v)
     case CASE_AXIS_POISON: add_set(v, 7, CASE_POISONS); break;
     case CASE_AXIS_INVARIANT: add_set(v, row->heavy && !needs_invariant(row) ? 1 : 3, 2); break;
     case CASE_AXIS_ROOM: add_set(v, 3, 2); break;
+    case CASE_AXIS_SHARING:
+        add_set(v, !row->share ? 1 : case_common_prefix(row) ? 7 : 3, CASE_SHARINGS);
+        break;
     }
     return true;
 }
@@ -154,6 +170,8 @@ static bool goes(const case_row *row, const case_way *way)
         return false;
     if (row->block_map.n && set_and(a[CASE_AXIS_MASK], CASE_MASK_OWN) && !ragged && page > 0
         && !blocks_fit_pages(row, page))
+        return false;
+    if (set_and(a[CASE_AXIS_SHARING], CASE_SHARING_GIVEN) && page > 0 && case_common_prefix(row) % page)
         return false;
     return true;
 }
@@ -339,6 +357,7 @@ static bool add_same_bits(turns *t, int dtype, case_ways *out)
             way.axis[CASE_AXIS_MEM] = mem;
             way.axis[CASE_AXIS_INVARIANT] = invariant;
             way.axis[CASE_AXIS_MASK] = CASE_MASK_OWN;
+            way.axis[CASE_AXIS_SHARING] = CASE_SHARING_OFF;
             way.axis[axis] = t->v[axis].at[i];
             if (axis == CASE_AXIS_PAGE && !invariant)
                 way.axis[CASE_AXIS_SPLITS] = t->v[CASE_AXIS_SPLITS].at[0];
@@ -348,29 +367,59 @@ static bool add_same_bits(turns *t, int dtype, case_ways *out)
     return true;
 }
 
-bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int heavy, case_ways *out)
+static void free_values(values *v, turns *t)
+{
+    for (int axis = 0; axis < CASE_AXES; axis++) {
+        free(v[axis].at);
+        free(t->used[axis]);
+    }
+}
+
+static bool make_values(const case_row *row, values *v, turns *t)
+{
+    bool ok = true;
+
+    for (int axis = 0; axis < CASE_AXES && ok; axis++) {
+        ok = axis_values(row, axis, &v[axis]);
+        t->used[axis] = calloc(ok ? (size_t)v[axis].n + 1 : 1, sizeof **t->used);
+        ok = ok && t->used[axis];
+    }
+    return ok;
+}
+
+bool case_ways_add_properties(const case_row *row, int dtype, unsigned turn, case_ways *ways)
 {
     values v[CASE_AXES] = { { 0 } };
     turns t = { .row = row, .v = v, .turn = turn };
-    bool ok = true;
+    bool ok = make_values(row, v, &t);
+
+    for (int property = 1; ok && property < CASE_PROPERTIES; property++) {
+        case_way way = blank(dtype);
+        way.property = property;
+        way.axis[CASE_AXIS_INVARIANT] = 1;
+        if (case_common_prefix(row))
+            way.axis[CASE_AXIS_SHARING] = CASE_SHARING_OFF;
+        ok = complete(&t, &way, ways);
+    }
+    free_values(v, &t);
+    return ok;
+}
+
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few, case_ways *out)
+{
+    values v[CASE_AXES] = { { 0 } };
+    turns t = { .row = row, .v = v, .turn = turn };
+    bool ok = make_values(row, v, &t);
 
     *out = (case_ways){ 0 };
-    for (int axis = 0; axis < CASE_AXES && ok; axis++) {
-        ok = axis_values(row, axis, &v[axis]);
-        t.used[axis] = calloc(ok ? (size_t)v[axis].n + 1 : 1, sizeof **t.used);
-        ok = ok && t.used[axis];
-    }
     if (ok && full) {
         case_way way = blank(dtype);
         ok = product(row, v, 0, &way, out);
     } else if (ok) {
-        ok = (row->heavy && heavy > 0 ? take_few(&t, dtype, heavy, out) : take_turns(&t, dtype, out))
+        ok = (few > 0 ? take_few(&t, dtype, few, out) : take_turns(&t, dtype, out))
             && add_same_bits(&t, dtype, out);
     }
-    for (int axis = 0; axis < CASE_AXES; axis++) {
-        free(v[axis].at);
-        free(t.used[axis]);
-    }
+    free_values(v, &t);
     if (!ok)
         case_ways_free(out);
     return ok;
@@ -423,11 +472,14 @@ void case_way_print(const case_way *way, char *out, size_t size)
         snprintf(page, sizeof page, " page=%d", a[CASE_AXIS_PAGE]);
     if (a[CASE_AXIS_SPLITS] != CASE_SPLITS_AUTO)
         snprintf(splits, sizeof splits, "%d", a[CASE_AXIS_SPLITS]);
-    snprintf(out, size, "%s %s%s splits=%s %s %s %s table=%s pad=%d lse=%s/%s mask=%s poison=%s%s%s",
+    snprintf(out, size, "%s %s%s splits=%s %s %s %s table=%s pad=%d lse=%s/%s mask=%s poison=%s%s%s%s%s%s%s",
              case_dtype_names[way->dtype], name_of(case_mem_names, a[CASE_AXIS_MEM]), page, splits,
              name_of(case_layout_names, a[CASE_AXIS_LAYOUT]), name_of(case_view_names, a[CASE_AXIS_VIEW]),
              name_of(case_place_names, a[CASE_AXIS_PLACE]), name_of(case_table_names, a[CASE_AXIS_TABLE]),
              a[CASE_AXIS_PAD], name_of(case_lse_names, a[CASE_AXIS_LSE]), name_of(case_base_names, a[CASE_AXIS_BASE]),
              name_of(case_mask_names, a[CASE_AXIS_MASK]), name_of(case_poison_names, a[CASE_AXIS_POISON]),
-             a[CASE_AXIS_INVARIANT] ? " invariant" : "", a[CASE_AXIS_ROOM] ? " room" : "");
+             a[CASE_AXIS_INVARIANT] ? " invariant" : "", a[CASE_AXIS_ROOM] ? " room" : "",
+             a[CASE_AXIS_SHARING] > 0 ? " sharing=" : "",
+             a[CASE_AXIS_SHARING] > 0 ? case_sharing_names[a[CASE_AXIS_SHARING]] : "",
+             way->property ? " property=" : "", case_property_names[way->property]);
 }

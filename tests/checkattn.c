@@ -29,11 +29,11 @@
 #define FV_TEST_CASES "tests/cases/numeric.txt"
 #endif
 
-enum { MAX_LEVELS = 16, SHOWN_FAILURES = 4, HEAVY_WAYS = 2 };
+enum { MAX_LEVELS = 16, SHOWN_FAILURES = 4, HEAVY_WAYS = 2, RANDOM_WAYS = 4 };
 
 typedef struct options {
     const char *cases, *id, *cls, *isa, *device, *csv_path;
-    bool full, fast, list, verbose, timed, no_fork, no_limit, properties;
+    bool full, fast, list, verbose, timed, no_fork, no_limit, properties, extended;
     unsigned seed;
     int threads, count;
     FILE *csv;
@@ -88,7 +88,7 @@ static double limit_seconds(const case_row *row)
 
 /* One entry per group of ways that must agree. */
 typedef struct bits_seen {
-    int key[6];
+    int key[7];
     int way;
     uint64_t o, lse;
 } bits_seen;
@@ -106,6 +106,7 @@ static void bits_key(const case_row *row, const case_way *way, bool lse, int *ke
     key[3] = invariant ? -3 : a[CASE_AXIS_SPLITS];
     key[4] = invariant || row->same_bits & CASE_SAME_PAGE ? (invariant ? -3 : a[CASE_AXIS_MEM]) : a[CASE_AXIS_PAGE];
     key[5] = invariant ? -3 : a[CASE_AXIS_ROOM];
+    key[6] = invariant && a[CASE_AXIS_SHARING] == CASE_SHARING_FIND ? CASE_SHARING_OFF : a[CASE_AXIS_SHARING];
 }
 
 /* The entry of this key, made if there is none (then ->way is -1). */
@@ -133,9 +134,9 @@ static void differ(const work *w, const bits_seen *b, const char *what, result *
 static void check_bits(const work *w, int way, bits_seen *seen, int *n, result *r)
 {
     const case_row *row = w->sh->row;
-    int key[6];
+    int key[7];
 
-    if (r->verdict != PASS)
+    if (r->verdict != PASS || w->ways->at[way].property)
         return;
     if (row->same_bits & CASE_SAME_REQUEST && w->ways->at[way].axis[CASE_AXIS_INVARIANT] == 1 && !r->requests_agree) {
         r->verdict = FAIL;
@@ -526,9 +527,16 @@ static void list_void(const case_row *row, int dtype, totals *t)
     }
 }
 
-static int heavy_ways(const case_row *row)
+/* How many ways instead of all turns; 0: all. */
+static int few_ways(const case_row *row)
 {
-    return row_flops(row) > 5e10 ? 1 : HEAVY_WAYS;
+    return opt.properties ? RANDOM_WAYS : !row->heavy ? 0 : row_flops(row) > 5e10 ? 1 : HEAVY_WAYS;
+}
+
+/* Random rows also check what holds between runs. A tree or a block map is about whole requests. */
+static bool has_properties(const case_row *row)
+{
+    return opt.properties && !row->x.tree.n && !row->block_map.n;
 }
 
 static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
@@ -546,7 +554,8 @@ static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
         const unsigned turn = opt.seed * 1000003u + (unsigned)row->line * 31 + (unsigned)(i * CASE_DTYPES + dtype);
         case_ways ways = { 0 };
         const bool ok = row->merge ? merge_ways(row, dtype, &ways)
-                                   : case_ways_make(row, dtype, opt.full, turn, heavy_ways(row), &ways);
+                                   : case_ways_make(row, dtype, opt.full, turn, few_ways(row), &ways)
+                                         && (!has_properties(row) || case_ways_add_properties(row, dtype, turn, &ways));
         if (!ok || ways.n == 0)
             not_run(row, dtype, ok ? "no way fits this type" : "no memory", &t[i]);
         else
@@ -672,6 +681,7 @@ static int usage(void)
             "  --device NAME    cpu (default) or cuda:N\n"
             "  --full           the product of all axes instead of turns\n"
             "  --fast           the small list: no heavy or large rows\n"
+            "  --extended       FILE may hold keys x_NAME (see cases.h: case_extra)\n"
             "  --properties     random rows and invariances instead of a file (--seed, --count)\n"
             "  --count N        random rows of --properties (default 200)\n"
             "  --seed N         where turns and random rows start (default 1)\n"
@@ -687,7 +697,7 @@ static int usage(void)
 }
 
 enum { OPT_FULL = 256, OPT_FAST, OPT_PROPERTIES, OPT_COUNT, OPT_SEED, OPT_THREADS, OPT_TIME, OPT_CSV, OPT_LIST, OPT_NO_FORK,
-       OPT_NO_LIMIT };
+       OPT_NO_LIMIT, OPT_EXTENDED };
 
 static bool read_options(int argc, char **argv)
 {
@@ -700,7 +710,7 @@ static bool read_options(int argc, char **argv)
         { "threads", required_argument, NULL, OPT_THREADS }, { "time", no_argument, NULL, OPT_TIME },
         { "csv", required_argument, NULL, OPT_CSV },  { "list", no_argument, NULL, OPT_LIST },
         { "no-fork", no_argument, NULL, OPT_NO_FORK }, { "no-limit", no_argument, NULL, OPT_NO_LIMIT },
-        { "verbose", no_argument, NULL, 'v' },        { 0 },
+        { "extended", no_argument, NULL, OPT_EXTENDED }, { "verbose", no_argument, NULL, 'v' }, { 0 },
     };
 
     for (int c; (c = getopt_long(argc, argv, "v", list, NULL)) != -1; )
@@ -718,6 +728,7 @@ static bool read_options(int argc, char **argv)
         case OPT_THREADS: opt.threads = atoi(optarg); break;
         case OPT_TIME: opt.timed = true; break;
         case OPT_CSV: opt.csv_path = optarg; break;
+        case OPT_EXTENDED: opt.extended = true; break;
         case OPT_LIST: opt.list = true; break;
         case OPT_NO_FORK: opt.no_fork = true; break;
         case OPT_NO_LIMIT: opt.no_limit = true; break;
@@ -735,7 +746,7 @@ static void list_row(const case_row *row)
         if (!(row->dtype >> dtype & 1))
             continue;
         if (row->merge ? merge_ways(row, dtype, &ways)
-                       : case_ways_make(row, dtype, opt.full, (unsigned)row->line, heavy_ways(row), &ways))
+                       : case_ways_make(row, dtype, opt.full, (unsigned)row->line, few_ways(row), &ways))
             printf("  %s %d", case_dtype_names[dtype], ways.n);
         case_ways_free(&ways);
     }
@@ -761,7 +772,7 @@ static int summary(void)
 static bool run_file(void)
 {
     char why[512];
-    case_file *file = case_read(opt.cases, why, sizeof why);
+    case_file *file = case_read(opt.cases, opt.extended, why, sizeof why);
 
     if (!file) {
         fprintf(stderr, "checkattn: %s\n", why);
@@ -775,6 +786,30 @@ static bool run_file(void)
                 run_row(&file->rows[i]);
         }
     case_free(file);
+    return true;
+}
+
+/* --properties: one file per random row, so that one too large costs nothing of the others. */
+static bool run_random(void)
+{
+    static char text[1 << 20];
+    char why[512];
+
+    printf("seed %u\n", opt.seed);
+    for (int i = 0; i < opt.count; i++) {
+        random_row(opt.seed, i, text, sizeof text);
+        case_file *file = case_parse("random", text, strlen(text), true, why, sizeof why);
+        if (!file) {
+            fprintf(stderr, "checkattn: %s\n%s", why, text);
+            return false;
+        }
+        const totals before = all;
+        if (selected(file->rows))
+            run_row(file->rows);
+        if (all.fail + all.refused + all.not_run > before.fail + before.refused + before.not_run)
+            printf("# to run it again: checkattn --extended --cases FILE\n%s\n", text);
+        case_free(file);
+    }
     return true;
 }
 
@@ -792,7 +827,7 @@ int main(int argc, char **argv)
         fprintf(opt.csv, "row,class,level,dtype,way,verdict,worst,mO,us,GB/s,TFLOP/s,kernel\n");
     if (!choose_levels())
         return 2;
-    if (!run_file())
+    if (!(opt.properties ? run_random() : run_file()))
         return 2;
     if (opt.csv)
         fclose(opt.csv);

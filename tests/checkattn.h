@@ -17,7 +17,7 @@
 
 /* ------------------------------------------------------------------------------------ numbers (checkattn_num.c) */
 
-enum { NUM_F16, NUM_BF16, NUM_F32, NUM_E4M3, NUM_E5M2, NUM_FP4, NUM_TYPES };    /* f16, bf16, f32 as CASE_DTYPE_ */
+enum { NUM_F16, NUM_BF16, NUM_F32, NUM_E4M3, NUM_E5M2, NUM_FP4, NUM_INT8, NUM_TYPES };    /* the first three as CASE_DTYPE_ */
 
 typedef struct num_info {
     const char *name;                   /* as the public header spells it */
@@ -121,15 +121,15 @@ typedef struct setup {
     int page;                           /* tokens per page; 0: ragged */
     int64_t num_pages;                  /* of the pool */
     int64_t *page_at;                   /* [num_slices + 1] first entry of each slice in page_ids */
-    int64_t *page_ids;                  /* ids of the pages of all slices, one after another */
+    int64_t *page_ids, *v_page_ids;     /* ids of the pages of all slices, one after another; V's may be others */
     int64_t *token_at;                  /* [num_slices + 1] ragged: first token of each slice, room included */
-    uint8_t *written;                   /* [pages or ragged tokens by slice] 1: the token holds data, else poison */
 
-    geometry kg, vg;
+    geometry kg, vg, tg;                /* K, V, the tail of K */
     bool joint;                         /* V lies in K's area */
     int64_t q_stride, o_stride;         /* from row to row */
     int64_t lse_row, lse_head, lse_lines, lse_line;     /* strides; lines of `lse_line` elements */
-    area k, v, k_scale, v_scale, k_block, v_block, q, o, lse, ids, work;
+    area k, v, k_tail, k_scale, v_scale, k_block, v_block, q, q_tail, o, lse, sums, ids, v_ids, work;
+    int64_t sums_stride;                /* of key sums, from one KV head to the next */
     void *lists[64];                    /* index arrays and argument memory, to be freed */
     int num_lists;
 
@@ -185,6 +185,12 @@ bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r);
 
 /* Hashes of the bits of O and LSE of rows [first, last) of the batch. */
 void hash_rows(const setup *s, int64_t first, int64_t last, uint64_t *o, uint64_t *lse);
+
+/* Properties of the invariant mode (checkattn_props.c). */
+void run_property(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, result *out);
+
+/* Text of the `index`-th random row of a seed, as a case row (with keys x_NAME). */
+void random_row(unsigned seed, int index, char *out, size_t size);
 
 void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, double seconds, result *out);
 

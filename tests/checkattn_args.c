@@ -327,6 +327,17 @@ static bool give_lengths(setup *s)
     return lengths || fail(s, "no memory for lengths");
 }
 
+/* Segments instead of tables by request. */
+static void use_segments(setup *s, int64_t n)
+{
+    s->batch.segments = s->segments;
+    s->batch.num_segments = n;
+    s->batch.pages.indptr = s->batch.pages.table_rows = s->batch.last_page_lengths = s->batch.kv_indptr
+        = (fv_index){ 0 };
+    s->batch.pages.table_width = s->batch.pages.table_stride = 0;
+    s->limits.max_segments = n + (axis(s, CASE_AXIS_ROOM) ? 5 : 0);
+}
+
 static bool block_segments(setup *s)
 {
     const bool room = axis(s, CASE_AXIS_ROOM);
@@ -341,16 +352,47 @@ static bool block_segments(setup *s)
         return fail(s, "no memory for segments");
     if (!add_segments(&make))
         return false;
-    s->batch.segments = s->segments;
-    s->batch.num_segments = make.n;
-    s->batch.pages.indptr = s->batch.pages.table_rows = s->batch.last_page_lengths = s->batch.kv_indptr
-        = (fv_index){ 0 };
-    s->batch.pages.table_width = s->batch.pages.table_stride = 0;
-    s->limits.max_segments = make.n + (room ? 5 : 0);
+    use_segments(s, make.n);
     s->limits.max_segment_rows = make.rows + (room ? 50 : 0);
     s->limits.max_levels = make.levels > 1 ? make.levels : 1;
     s->limits.max_kv_tokens = max(make.keys, s->limits.max_kv_tokens);
     s->limits.max_pages = max(make.pages, s->limits.max_pages);
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------- a common prefix, given */
+
+/* Rows of all requests on the prefix of request 0; then each request's rows on the rest of its own keys. */
+static bool prefix_segments(setup *s)
+{
+    const int64_t prefix = case_common_prefix(s->row);
+    int64_t row = 0, keys = prefix, pages = prefix / s->page, rows = s->total_rows;
+    int32_t *all = setup_list(s, (size_t)s->total_rows * sizeof *all);
+
+    s->segments = setup_list(s, (size_t)(s->num_slices + 1) * sizeof *s->segments);
+    if (!s->segments || !all || (s->batch.lengths.type == FV_INDEX_NONE && !give_lengths(s)))
+        return fail(s, "no memory for segments");
+    for (int64_t i = 0; i < s->total_rows; i++)
+        all[i] = (int32_t)i;
+    const int64_t first = case_first_position(s->row, 0);
+    s->segments[0] = (fv_segment){ .num_rows = s->total_rows, .rows = axis(s, CASE_AXIS_ROOM) ? all : NULL,
+                                   .first_page = table_entry(s, 0), .num_pages = pages, .num_keys = prefix,
+                                   .first_position = first };
+    for (int i = 0; i < s->num_slices; i++) {
+        const int64_t n = s->row->q.at[i], rest = s->row->kv.at[i] - prefix, need = (rest + s->page - 1) / s->page;
+        s->segments[i + 1] = (fv_segment){ .row_first = row, .num_rows = n, .num_pages = need, .num_keys = rest,
+                                           .first_page = table_entry(s, i) + prefix / s->page,
+                                           .first_position = first + prefix };
+        row += n;
+        rows += n;
+        keys += rest;
+        pages += need;
+    }
+    use_segments(s, s->num_slices + 1);
+    s->limits.max_segment_rows = rows;
+    s->limits.max_levels = 2;
+    s->limits.max_kv_tokens = max(keys, s->limits.max_kv_tokens);
+    s->limits.max_pages = max(pages, s->limits.max_pages);
     return true;
 }
 
@@ -367,12 +409,54 @@ static void add_window(setup *s)
         use_number(s, "right", row->diag ? 0 : row->window_right);
 }
 
-bool setup_variants(setup *s)
+/* Turns queries and keys before anything else: frequencies given, or left to the engine, by turns. */
+static bool add_rope(setup *s)
+{
+    const int dim = s->row->x.rope_dim;
+    float *freq = setup_list(s, (size_t)dim * sizeof *freq);
+
+    if (!freq)
+        return fail(s, "no memory for frequencies");
+    for (int i = 0; i < dim / 2; i++)
+        freq[i] = case_frequency(dim, i);
+    add_use(s, "rope");
+    use_number(s, "rotary_dim", dim);
+    if (s->row->x.interleaved)
+        use_number(s, "interleaved", 1);
+    if (early(s))
+        use_tensor(s, "frequencies", vector(freq, "f32", dim / 2));
+    return true;
+}
+
+/* Parents of the batch's rows, by row of the request. */
+static bool add_tree(setup *s)
+{
+    int32_t *parents = setup_list(s, (size_t)s->total_rows * sizeof *parents);
+
+    if (!parents || !s->whole)
+        return fail(s, "a tree is for whole requests");
+    memcpy(parents, s->row->x.tree.at, (size_t)s->total_rows * sizeof *parents);
+    add_use(s, "tree");
+    batch_tensor(s, "parents", vector(parents, "i32", s->total_rows));
+    return true;
+}
+
+static bool add_lists(setup *s)
 {
     const case_row *row = s->row;
 
-    if (!add_scores(s))
-        return false;
+    if (row->key_ranges.at) {
+        add_use(s, "ranges");
+        if (!add_ranges(s, "ranges", "ranges_indptr", row->key_ranges.at, row->key_ranges.n, true))
+            return false;
+    }
+    return (!row->items.n || add_items(s)) && (!row->x.tree.n || add_tree(s));
+}
+
+static bool add_masks(setup *s)
+{
+    const case_row *row = s->row;
+
     if (axis(s, CASE_AXIS_MASK) == CASE_MASK_BITS)
         return add_bits(s);
     if (row->bits.n && !add_bits(s))    /* what the other rules hide is hidden in these bits as well: no harm */
@@ -384,12 +468,25 @@ bool setup_variants(setup *s)
     }
     if (row->diag || row->window_left >= 0 || row->window_right >= 0)
         add_window(s);
-    if (row->key_ranges.at) {
-        add_use(s, "ranges");
-        if (!add_ranges(s, "ranges", "ranges_indptr", row->key_ranges.at, row->key_ranges.n, true))
-            return false;
-    }
-    if (row->items.n && !add_items(s))
+    return add_lists(s) && (!row->block_map.n || block_segments(s));
+}
+
+static void add_sums(setup *s)
+{
+    fv_tensor t = matrix(s->sums.base, "f32", s->row->hk, s->total_keys);
+
+    t.stride[0] = s->sums_stride;
+    add_use(s, "key_sums");
+    run_tensor(s, "key_sums", t);
+}
+
+bool setup_variants(setup *s)
+{
+    if (s->row->x.rope_dim && !add_rope(s))
         return false;
-    return !row->block_map.n || block_segments(s);
+    if (!add_scores(s) || !add_masks(s))
+        return false;
+    if (s->row->x.key_sums)
+        add_sums(s);
+    return axis(s, CASE_AXIS_SHARING) != CASE_SHARING_GIVEN || !s->page || !s->whole || prefix_segments(s);
 }

@@ -55,8 +55,8 @@ static bool make_area(merge *m, int i)
 {
     const case_row *row = m->row;
     const int64_t elements = (int64_t)row->tokens * row->hq * row->dv;
-    const int64_t line = m->lse_head == 1 ? row->hq : row->tokens;
-    const int64_t lines = m->lse_head == 1 ? row->tokens : row->hq;
+    const bool by_head = m->way->axis[CASE_AXIS_LSE] == CASE_LSE_HT;
+    const int64_t line = by_head ? row->tokens : row->hq, lines = by_head ? row->hq : row->tokens;
 
     if (!area_make(&m->o[i], num_bytes(m->type, elements), 0, m->type, num_encode(m->type, 12345), false)
         || !area_make(&m->lse[i], 4 * lines * (line + row->lse_pad), 0, NUM_F32, num_encode(NUM_F32, 12345), false))

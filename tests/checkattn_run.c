@@ -62,6 +62,16 @@ static void note(worst *w, double share, double got, double want, int64_t row, i
     *w = (worst){ share, got, want, row, element, head };
 }
 
+/* Angles are position * frequency in f32 on the way: a relative 2^-24 of a large angle is an absolute error of the score. */
+static double rope_allowance(const case_row *row)
+{
+    double last = 0;
+
+    for (int r = 0; row->x.rope_dim && r < row->num_requests; r++)
+        last = fmax(last, (double)(case_first_position(row, r) + row->kv.at[r]));
+    return 1e-6 * last;
+}
+
 /* Error of an O element as a share of what is allowed. */
 static double o_share(const case_row *row, int type, uint32_t code, double want)
 {
@@ -72,7 +82,7 @@ static double o_share(const case_row *row, int type, uint32_t code, double want)
     if (!isfinite(got))
         return INFINITY;
     if (row->ulp < 0)
-        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute);
+        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute + rope_allowance(row));
     num_store(type, &rounded, 0, want);
     const int64_t apart = num_ulps(type, code, rounded);
     return apart == 0 ? 0 : ulp ? (double)apart / ulp : 1 + (double)apart;
@@ -144,6 +154,21 @@ static bool compare_lse(const setup *s, const case_answer *a, result *r)
             note(&w, lse_share(got, want), got, want, a->rows[i], h, 0);
         }
     return report_worst(r, &w, "LSE");
+}
+
+/* Sums of up to rows x group weights in f32. */
+static bool compare_sums(const setup *s, const case_answer *a, result *r)
+{
+    worst w = { 0 };
+
+    for (int64_t j = 0; a->key_sums && j < s->total_keys; j++)
+        for (int h = 0; h < s->row->hk; h++) {
+            const double got = num_load(NUM_F32, s->sums.base, h * s->sums_stride + j);
+            const double want = a->key_sums[j * s->row->hk + h];
+            note(&w, isfinite(got) ? fabs(got - want) / (1e-3 * fabs(want) + 1e-4 + rope_allowance(s->row)) : INFINITY,
+                 got, want, j, h, 0);
+        }
+    return report_worst(r, &w, "key sums, key");
 }
 
 /* What each fault line says about this mean, if one fits. */
@@ -218,14 +243,18 @@ static bool rest_untouched(const setup *s, result *r)
         if (!still(&s->o, s->st->q_type, first, last, &at))
             return judge(r, FAIL, "O element %lld (row %lld) is not the call's to write", (long long)at, (long long)i);
     }
-    const int64_t used = s->lse_head == 1 ? row->hq : s->total_rows;
+    const bool by_head = s->way.axis[CASE_AXIS_LSE] == CASE_LSE_HT;
+    const int64_t used = by_head ? s->total_rows : row->hq;
     for (int64_t i = 0; i < s->lse_lines; i++) {
-        const bool spare = s->lse_head == 1 && i >= s->total_rows;
+        const bool spare = !by_head && i >= s->total_rows;
         if (!still(&s->lse, NUM_F32, i * s->lse_line + (spare ? 0 : used), (i + 1) * s->lse_line, &at))
             return judge(r, FAIL, "LSE element %lld (line %lld) is not the call's to write", (long long)at, (long long)i);
     }
-    if (!area_slack_is_clean(&s->o) || !area_slack_is_clean(&s->lse))
-        return judge(r, FAIL, "memory around %s was written", area_slack_is_clean(&s->o) ? "LSE" : "O");
+    for (int h = 0; s->sums.map && h < row->hk; h++)
+        if (!still(&s->sums, NUM_F32, h * s->sums_stride + s->total_keys, (h + 1) * s->sums_stride, &at))
+            return judge(r, FAIL, "key sum element %lld is not the call's to write", (long long)at);
+    if (!area_slack_is_clean(&s->o) || !area_slack_is_clean(&s->lse) || !area_slack_is_clean(&s->sums))
+        return judge(r, FAIL, "memory around %s was written", area_slack_is_clean(&s->o) ? "LSE or key sums" : "O");
     if (s->work.map && !area_slack_is_clean(&s->work))
         return judge(r, FAIL, "memory around the workspace was written");
     return true;
@@ -421,7 +450,7 @@ bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r)
 static bool compare_all(const setup *s, const case_answer *a, result *r)
 {
     const bool o = compare_o(s, a, r);
-    const bool ok = o && compare_lse(s, a, r) && compare_mean(s, a, r);
+    const bool ok = o && compare_lse(s, a, r) && compare_mean(s, a, r) && compare_sums(s, a, r);
 
     if (!ok)
         explain(s, r);
@@ -526,6 +555,11 @@ void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *wa
     slice *slices = calloc((size_t)n + 1, sizeof *slices);
     setup s = { 0 };
 
+    if (way->property) {
+        run_property(ctx, sh, st, way, out);
+        free(slices);
+        return;
+    }
     *out = (result){ .verdict = PASS };
     for (int i = 0; slices && i < n; i++)
         slices[i] = whole_slice(sh->row, i);

@@ -51,7 +51,7 @@ int64_t setup_position(const setup *s, int i, int64_t k)
 {
     const int r = s->slices[i].request;
 
-    return s->row->kv.at[r] - s->row->q.at[r] + s->slices[i].row_lo + k;
+    return case_first_position(s->row, r) + s->row->kv.at[r] - s->row->q.at[r] + s->slices[i].row_lo + k;
 }
 
 void *setup_list(setup *s, size_t bytes)
@@ -142,13 +142,18 @@ static bool make_pages(setup *s)
         distinct += pages_of(s, i) - common_pages(s, i, &with);
     }
     s->page_ids = setup_list(s, (size_t)s->page_at[s->num_slices] * sizeof *s->page_ids);
+    s->v_page_ids = setup_list(s, (size_t)s->page_at[s->num_slices] * sizeof *s->v_page_ids);
     int64_t *ids = setup_list(s, (size_t)distinct * sizeof *ids);
-    if (!s->page_ids || !ids || !place_pages(s, distinct, ids))
+    if (!s->page_ids || !s->v_page_ids || !ids || !place_pages(s, distinct, ids))
         return s->why[0] ? false : fail(s, "no memory for page ids");
     for (int i = 0; i < s->num_slices; i++) {
         const int64_t common = common_pages(s, i, &with);
-        for (int64_t p = 0; p < pages_of(s, i); p++)
-            s->page_ids[s->page_at[i] + p] = p < common ? s->page_ids[s->page_at[with] + p] : ids[at++];
+        for (int64_t p = 0; p < pages_of(s, i); p++) {
+            const int64_t to = s->page_at[i] + p, from = s->page_at[with] + p;
+            s->page_ids[to] = p < common ? s->page_ids[from] : ids[at];
+            s->v_page_ids[to] = p < common ? s->v_page_ids[from] : ids[s->row->x.v_ids ? (at + 1) % distinct : at];
+            at += p >= common;
+        }
     }
     return true;
 }
@@ -202,14 +207,17 @@ static bool make_geometry(setup *s)
     const bool hnd = axis(s, CASE_AXIS_LAYOUT) == CASE_LAYOUT_HND;
     const int64_t tokens = s->page ? s->page : s->token_at[s->num_slices];
 
-    s->kg = plain(row, tokens, row->dk, hnd || view == CASE_VIEW_MIXED);
+    const int width = row->dk - row->x.tail;
+
+    s->kg = plain(row, tokens, width, hnd || view == CASE_VIEW_MIXED);
+    s->tg = plain(row, tokens, row->x.tail, hnd || view == CASE_VIEW_MIXED);
     s->vg = plain(row, tokens, row->dv, hnd && view != CASE_VIEW_MIXED);
     const int64_t k_page = s->kg.page, v_page = s->vg.page;
     head_strides(s, view);
     if (view == CASE_VIEW_KVTOKEN) {
         s->joint = true;
-        s->kg.token = s->vg.token = (int64_t)row->hk * (row->dk + row->dv);
-        s->vg.base = (int64_t)row->hk * row->dk;
+        s->kg.token = s->vg.token = (int64_t)row->hk * (width + row->dv);
+        s->vg.base = (int64_t)row->hk * width;
         s->kg.page = s->vg.page = tokens * s->kg.token;
     } else if (view == CASE_VIEW_KVPAGE) {
         s->joint = true;
@@ -275,7 +283,7 @@ static bool back_pages(setup *s, area *a, const geometry *g, int type, int64_t e
     bool ok = back_page(a, g, type, 0, elements);
 
     for (int64_t i = 0; ok && i < n; i++)
-        ok = back_page(a, g, type, s->page_ids[i], elements);
+        ok = back_page(a, g, type, s->page_ids[i], elements) && back_page(a, g, type, s->v_page_ids[i], elements);
     return ok || fail(s, "no memory for %lld pages of %lld elements", (long long)n, (long long)elements);
 }
 
@@ -313,8 +321,9 @@ static bool make_cache_areas(setup *s)
 {
     const case_row *row = s->row;
     const int type = s->st->kv_type;
-    int64_t k_all = extent(s, &s->kg, row->dk), v_all = extent(s, &s->vg, row->dv);
-    int64_t k_one = page_extent(s, &s->kg, row->dk), v_one = page_extent(s, &s->vg, row->dv);
+    const int width = row->dk - row->x.tail;
+    int64_t k_all = extent(s, &s->kg, width), v_all = extent(s, &s->vg, row->dv);
+    int64_t k_one = page_extent(s, &s->kg, width), v_one = page_extent(s, &s->vg, row->dv);
 
     if (s->joint) {
         k_all = v_all > k_all ? v_all : k_all;
@@ -323,6 +332,9 @@ static bool make_cache_areas(setup *s)
     if (!make_cache_area(s, &s->k, &s->kg, type, k_all, k_one))
         return false;
     if (!s->joint && !row->mla && !make_cache_area(s, &s->v, &s->vg, type, v_all, v_one))
+        return false;
+    if (row->x.tail && !make_cache_area(s, &s->k_tail, &s->tg, type, extent(s, &s->tg, row->x.tail),
+                                        page_extent(s, &s->tg, row->x.tail)))
         return false;
     if (row->token_head_scales && !make_scale_area(s, &s->k_scale, NUM_F32, 1))
         return false;
@@ -346,7 +358,12 @@ static void put_row(area *a, int type, int64_t at, const uint8_t *from, int64_t 
     memcpy(a->base + at * num_types[type].bits / 8, from, (size_t)bytes);
 }
 
-static void put_scales(setup *s, int64_t token, int64_t id, int64_t slot, int h)
+/* A token's place: its slot in a page of K and one of V; ragged: page 0 of both. */
+typedef struct place {
+    int64_t k_page, v_page, slot;
+} place;
+
+static void put_scales(setup *s, int64_t token, const place *p, int h)
 {
     const stored *st = s->st;
     const case_row *row = s->row;
@@ -354,30 +371,35 @@ static void put_scales(setup *s, int64_t token, int64_t id, int64_t slot, int h)
     const geometry one = scale_geometry(s, 1), kb = scale_geometry(s, row->dk / 16), vb = scale_geometry(s, row->dv / 16);
 
     if (row->token_head_scales) {
-        num_store(NUM_F32, s->k_scale.base, element_at(&one, id, slot, h), case_k_factor(row, token, h));
+        num_store(NUM_F32, s->k_scale.base, element_at(&one, p->k_page, p->slot, h), case_k_factor(row, token, h));
         if (!row->mla)
-            num_store(NUM_F32, s->v_scale.base, element_at(&one, id, slot, h), case_v_factor(row, token, h));
+            num_store(NUM_F32, s->v_scale.base, element_at(&one, p->v_page, p->slot, h), case_v_factor(row, token, h));
     }
     if (st->kv_type == NUM_FP4) {
-        put_row(&s->k_block, NUM_E4M3, element_at(&kb, id, slot, h), st->k_block + from * (row->dk / 16), row->dk / 16);
+        put_row(&s->k_block, NUM_E4M3, element_at(&kb, p->k_page, p->slot, h), st->k_block + from * (row->dk / 16),
+                row->dk / 16);
         if (!row->mla)
-            put_row(&s->v_block, NUM_E4M3, element_at(&vb, id, slot, h), st->v_block + from * (row->dv / 16),
+            put_row(&s->v_block, NUM_E4M3, element_at(&vb, p->v_page, p->slot, h), st->v_block + from * (row->dv / 16),
                     row->dv / 16);
     }
 }
 
-static void put_token(setup *s, int64_t token, int64_t id, int64_t slot)
+static void put_token(setup *s, int64_t token, const place *p)
 {
     const stored *st = s->st;
     const case_row *row = s->row;
+    const int64_t tail = num_bytes(st->kv_type, row->x.tail), head = st->k_row - tail;
 
     for (int h = 0; h < row->hk; h++) {
         const int64_t from = token * row->hk + h;
-        put_row(&s->k, st->kv_type, element_at(&s->kg, id, slot, h), st->k + from * st->k_row, st->k_row);
+        put_row(&s->k, st->kv_type, element_at(&s->kg, p->k_page, p->slot, h), st->k + from * st->k_row, head);
+        if (tail)
+            put_row(&s->k_tail, st->kv_type, element_at(&s->tg, p->k_page, p->slot, h), st->k + from * st->k_row + head,
+                    tail);
         if (!row->mla)
-            put_row(s->joint ? &s->k : &s->v, st->kv_type, element_at(&s->vg, id, slot, h), st->v + from * st->v_row,
-                    st->v_row);
-        put_scales(s, token, id, slot, h);
+            put_row(s->joint ? &s->k : &s->v, st->kv_type, element_at(&s->vg, p->v_page, p->slot, h),
+                    st->v + from * st->v_row, st->v_row);
+        put_scales(s, token, p, h);
     }
 }
 
@@ -390,30 +412,46 @@ static void put_cache(setup *s)
             const int64_t key = s->slices[i].lo + j, token = case_kv_token(s->row, r, key);
             if (!s->sh->seen[s->row->kv_base[r] + key])
                 continue;
-            if (s->page)
-                put_token(s, token, s->page_ids[s->page_at[i] + j / s->page], j % s->page);
-            else
-                put_token(s, token, 0, s->token_at[i] + j);
+            place p = { .slot = s->page ? j % s->page : s->token_at[i] + j };
+            if (s->page) {
+                p.k_page = s->page_ids[s->page_at[i] + j / s->page];
+                p.v_page = s->v_page_ids[s->page_at[i] + j / s->page];
+            }
+            put_token(s, token, &p);
         }
+}
+
+/* Rows of `width` elements per head, `skip` bytes into each stored one. */
+static bool make_query_area(setup *s, area *a, int64_t stride, int width, int64_t skip)
+{
+    const case_row *row = s->row;
+    const int type = s->st->q_type;
+    const int64_t rows = s->total_rows + row->pad_rows;
+    const int64_t elements = rows ? (rows - 1) * stride + (int64_t)row->hq * width : 0;
+    int64_t at = 0;
+
+    if (!area_make(a, num_bytes(type, elements), offset_for(s, type), type, num_poison(type, axis(s, CASE_AXIS_POISON)),
+                   false))
+        return fail(s, "no memory for Q");
+    for (int i = 0; i < s->num_slices; i++)
+        for (int64_t k = 0; k < rows_of(s, i); k++, at++)
+            for (int h = 0; h < row->hq; h++) {
+                const int64_t from = (row->q_base[s->slices[i].request] + s->slices[i].row_lo + k) * row->hq + h;
+                put_row(a, type, at * stride + (int64_t)h * width, s->st->q + from * s->st->q_row + skip,
+                        num_bytes(type, width));
+            }
+    return true;
 }
 
 static bool make_queries(setup *s)
 {
     const case_row *row = s->row;
-    const int type = s->st->q_type;
-    const int64_t rows = s->total_rows + row->pad_rows, width = (int64_t)row->hq * row->dk;
+    const int tail = row->x.tail, width = row->dk - tail;
+    const bool slice_of_qkv = axis(s, CASE_AXIS_VIEW) == CASE_VIEW_QSLICE;
 
-    s->q_stride = axis(s, CASE_AXIS_VIEW) == CASE_VIEW_QSLICE ? (row->hq + 2 * (int64_t)row->hk) * row->dk : width;
-    const int64_t elements = rows ? (rows - 1) * s->q_stride + width : 0;
-    if (!area_make(&s->q, num_bytes(type, elements), offset_for(s, type), type,
-                   num_poison(type, axis(s, CASE_AXIS_POISON)), false))
-        return fail(s, "no memory for Q");
-    for (int i = 0, at = 0; i < s->num_slices; i++)
-        for (int64_t k = 0; k < rows_of(s, i); k++, at++)
-            put_row(&s->q, type, at * s->q_stride,
-                    s->st->q + (row->q_base[s->slices[i].request] + s->slices[i].row_lo + k) * row->hq * s->st->q_row,
-                    row->hq * s->st->q_row);
-    return true;
+    s->q_stride = (row->hq + (slice_of_qkv ? 2 * (int64_t)row->hk : 0)) * width;
+    return make_query_area(s, &s->q, s->q_stride, width, 0)
+        && (!tail || make_query_area(s, &s->q_tail, (int64_t)row->hq * tail, tail, num_bytes(s->st->q_type, width)));
 }
 
 static bool make_outputs(setup *s)
@@ -437,6 +475,10 @@ static bool make_outputs(setup *s)
         s->lse_row = s->lse_line;
         s->lse_head = 1;
     }
+    s->sums_stride = s->total_keys + row->lse_pad;
+    if (row->x.key_sums && !area_make(&s->sums, num_bytes(NUM_F32, row->hk * s->sums_stride), offset_for(s, NUM_F32),
+                                      NUM_F32, num_encode(NUM_F32, 12345), false))
+        return fail(s, "no memory for key sums");
     return area_make(&s->lse, num_bytes(NUM_F32, s->lse_lines * s->lse_line), offset_for(s, NUM_F32), NUM_F32,
                      num_encode(NUM_F32, 12345), false) || fail(s, "no memory for LSE");
 }
@@ -454,6 +496,11 @@ void setup_reset(setup *s)
         for (int h = 0; h < row->hq; h++)
             num_put(NUM_F32, s->lse.base, i * s->lse_row + h * s->lse_head, num_poison(NUM_F32, CASE_POISON_NAN));
     }
+    if (s->sums.map)
+        area_fill(&s->sums, num_encode(NUM_F32, 12345));
+    for (int h = 0; s->sums.map && h < row->hk; h++)
+        for (int64_t j = 0; j < s->total_keys; j++)
+            num_put(NUM_F32, s->sums.base, h * s->sums_stride + j, num_poison(NUM_F32, CASE_POISON_NAN));
     if (s->work.map)
         area_fill(&s->work, num_poison(NUM_F32, axis(s, CASE_AXIS_POISON)));
 }
@@ -489,73 +536,88 @@ static bool wide_indices(const setup *s)
 }
 
 /* The id array lies between guards. `ids` holds n entries. */
-static bool make_ids(setup *s, const int64_t *ids, int64_t n, bool wide, fv_index *out)
+static bool make_ids(setup *s, area *a, const int64_t *ids, int64_t n, bool wide, fv_index *out)
 {
     const int64_t bytes = n * (wide ? 16 : 4);
     const int32_t pad = (int32_t)case_pad_id(s->row, &s->way);
 
-    if (!area_make(&s->ids, bytes, 0, NUM_F32, (uint32_t)pad, false))
+    if (!area_make(a, bytes, 0, NUM_F32, (uint32_t)pad, false))
         return fail(s, "no memory for page ids");
     for (int64_t i = 0; i < n; i++)
         if (wide)
-            memcpy(s->ids.base + 16 * i, &(int64_t[2]){ ids[i], pad }, 16);
+            memcpy(a->base + 16 * i, &(int64_t[2]){ ids[i], pad }, 16);
         else
-            memcpy(s->ids.base + 4 * i, &(int32_t){ (int32_t)ids[i] }, 4);
-    *out = wide ? fv_i64((const int64_t *)s->ids.base, n) : fv_i32((const int32_t *)s->ids.base, n);
+            memcpy(a->base + 4 * i, &(int32_t){ (int32_t)ids[i] }, 4);
+    *out = wide ? fv_i64((const int64_t *)a->base, n) : fv_i32((const int32_t *)a->base, n);
     if (wide)
         out->stride = 2;
     return true;
 }
 
-static bool make_csr(setup *s, bool last)
+/* Lays page ids out: slice i's at entry at[i]; what is between and behind holds the pad. */
+static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *at, int64_t total, bool wide, fv_index *out)
 {
-    const int64_t n = s->num_slices, spare = last ? 0 : 1, pad = case_pad_id(s->row, &s->way);
-    const int64_t total = s->page_at[n] + spare * n + 2;
-    int64_t *indptr = setup_list(s, (size_t)(n + 1) * sizeof *indptr);
-    int64_t *ids = setup_list(s, (size_t)total * sizeof *ids), *fill = setup_list(s, (size_t)n * sizeof *fill);
+    int64_t *ids = malloc((size_t)(total + 1) * sizeof *ids);
 
-    if (!indptr || !ids || !fill)
+    if (!ids)
         return fail(s, "no memory for a page table");
     for (int64_t i = 0; i < total; i++)
-        ids[i] = pad;
+        ids[i] = case_pad_id(s->row, &s->way);
+    for (int i = 0; i < s->num_slices; i++)
+        if (pages_of(s, i))
+            memcpy(ids + at[i], page_ids + s->page_at[i], (size_t)pages_of(s, i) * sizeof *ids);
+    const bool ok = make_ids(s, a, ids, total, wide, out);
+    free(ids);
+    return ok;
+}
+
+static bool lay_tables(setup *s, const int64_t *at, int64_t total, bool wide)
+{
+    return lay_ids(s, &s->ids, s->page_ids, at, total, wide, &s->batch.pages.ids)
+        && (!s->row->x.v_ids || lay_ids(s, &s->v_ids, s->v_page_ids, at, total, wide, &s->batch.pages.v_ids));
+}
+
+static bool make_csr(setup *s, bool last)
+{
+    const int64_t n = s->num_slices, spare = last ? 0 : 1;
+    int64_t *indptr = setup_list(s, (size_t)(n + 1) * sizeof *indptr);
+    int64_t *fill = setup_list(s, (size_t)n * sizeof *fill);
+
+    if (!indptr || !fill)
+        return fail(s, "no memory for a page table");
     for (int i = 0; i < n; i++) {
         const int64_t pages = pages_of(s, i);
         indptr[i + 1] = indptr[i] + pages + spare;
-        memcpy(ids + indptr[i], s->page_ids + s->page_at[i], (size_t)pages * sizeof *ids);
         fill[i] = pages ? keys_of(s, i) - (pages - 1) * s->page : 0;
     }
     s->limits.max_pages = indptr[n];
-    return make_index(s, indptr, n + 1, last, &s->batch.pages.indptr)
-        && make_ids(s, ids, total, last, &s->batch.pages.ids)
+    return make_index(s, indptr, n + 1, last, &s->batch.pages.indptr) && lay_tables(s, indptr, indptr[n] + 2, last)
         && (!last || make_index(s, fill, n, true, &s->batch.last_page_lengths));
 }
 
-/* A table of two rows more than needed, its rows in another order when `named`. */
+/* Named: a table of two rows more than needed, its rows in another order, with gaps between them. */
 static bool make_2d(setup *s, bool named)
 {
-    const int64_t n = s->num_slices, pad = case_pad_id(s->row, &s->way), lines = named ? n + 2 : n;
+    const int64_t n = s->num_slices, lines = named ? n + 2 : n;
+    int64_t *line = setup_list(s, (size_t)n * sizeof *line), *at = setup_list(s, (size_t)n * sizeof *at);
     int64_t width = 0;
 
     for (int i = 0; i < n; i++)
         width = pages_of(s, i) >= width ? pages_of(s, i) : width;
     if (s->row->table_width >= 0 && s->row->table_width < width)
         return fail(s, "table_width=%d is less than the %lld pages of a request", s->row->table_width, (long long)width);
+    if (!line || !at)
+        return fail(s, "no memory for a page table");
     width = s->row->table_width >= 0 ? s->row->table_width : width + 1;
     const int64_t stride = named ? width + 3 : width;
-    int64_t *ids = setup_list(s, (size_t)(lines * stride + 1) * sizeof *ids);
-    int64_t *line = setup_list(s, (size_t)n * sizeof *line);
-    if (!ids || !line)
-        return fail(s, "no memory for a page table");
-    for (int64_t i = 0; i < lines * stride; i++)
-        ids[i] = pad;
     for (int i = 0; i < n; i++) {
         line[i] = named ? n + 1 - i : i;
-        memcpy(ids + line[i] * stride, s->page_ids + s->page_at[i], (size_t)pages_of(s, i) * sizeof *ids);
+        at[i] = line[i] * stride;
     }
     s->batch.pages.table_width = width;
     s->batch.pages.table_stride = stride;
     s->limits.max_pages = n * width;
-    return make_ids(s, ids, lines * stride, named, &s->batch.pages.ids)
+    return lay_tables(s, at, lines * stride, named)
         && (!named || make_index(s, line, n, true, &s->batch.pages.table_rows));
 }
 
@@ -586,7 +648,7 @@ static bool make_batch(setup *s)
     for (int i = 0; i < n; i++) {
         rows[i + 1] = rows[i] + rows_of(s, i);
         lengths[i] = keys_of(s, i);
-        first[i] = s->slices[i].lo;
+        first[i] = s->slices[i].lo + case_first_position(s->row, s->slices[i].request);
         decode = decode && rows_of(s, i) == 1;
         for (int64_t k = 0; k < rows_of(s, i); k++)
             positions[rows[i] + k] = setup_position(s, i, k);
@@ -594,8 +656,9 @@ static bool make_batch(setup *s)
     s->batch.num_requests = n;
     if (!(decode && wide) && !make_index(s, rows, n + 1, wide, &s->batch.rows))     /* absent: one row each */
         return false;
-    if (!s->whole && !(make_index(s, first, n, wide, &s->batch.first_positions)
-                       && make_index(s, positions, s->total_rows, wide, &s->batch.row_positions)))
+    if ((!s->whole || s->row->x.first.n) && !make_index(s, first, n, wide, &s->batch.first_positions))
+        return false;
+    if (!s->whole && !make_index(s, positions, s->total_rows, wide, &s->batch.row_positions))
         return false;
     if (!s->page && !make_index(s, s->token_at, n + 1, wide, &s->batch.kv_indptr))
         return false;
@@ -640,14 +703,21 @@ static fv_tensor cache_tensor(const setup *s, const area *a, const geometry *g, 
 static void make_tensors(setup *s)
 {
     const case_row *row = s->row;
-    const int type = s->st->q_type;
+    const int type = s->st->q_type, width = row->dk - row->x.tail;
     const int64_t rows = s->total_rows + row->pad_rows;
     fv_tensors *t = &s->tensors;
 
     t->q = tensor(&s->q, type, 0);
     add_axis(&t->q, rows, s->q_stride);
-    add_axis(&t->q, row->hq, row->dk);
-    add_axis(&t->q, row->dk, 1);
+    add_axis(&t->q, row->hq, width);
+    add_axis(&t->q, width, 1);
+    if (row->x.tail) {
+        t->q_tail = tensor(&s->q_tail, type, 0);
+        add_axis(&t->q_tail, rows, (int64_t)row->hq * row->x.tail);
+        add_axis(&t->q_tail, row->hq, row->x.tail);
+        add_axis(&t->q_tail, row->x.tail, 1);
+        t->k_tail = cache_tensor(s, &s->k_tail, &s->tg, s->st->kv_type, row->x.tail);
+    }
     t->o = tensor(&s->o, type, 0);
     add_axis(&t->o, rows, s->o_stride);
     add_axis(&t->o, row->hq, row->dv);
@@ -655,7 +725,7 @@ static void make_tensors(setup *s)
     t->lse = tensor(&s->lse, NUM_F32, 0);
     add_axis(&t->lse, rows, s->lse_row);
     add_axis(&t->lse, row->hq, s->lse_head);
-    t->k = cache_tensor(s, &s->k, &s->kg, s->st->kv_type, row->dk);
+    t->k = cache_tensor(s, &s->k, &s->kg, s->st->kv_type, width);
     if (!row->mla)
         t->v = cache_tensor(s, s->joint ? &s->k : &s->v, &s->vg, s->st->kv_type, row->dv);
 }
@@ -671,36 +741,55 @@ static void add_run_arg(setup *s, const char *name, double number, const fv_tens
     }
 }
 
-static void make_scale(setup *s, const char *name, double number, const area *a, const char **kind)
+/* One of the three kinds, or none. False: no memory. */
+static bool make_scale(setup *s, const char *name, double number, const area *a, const char **kind)
 {
     const geometry one = scale_geometry(s, 1);
-    const fv_tensor t = cache_tensor(s, a, &one, NUM_F32, 0);
 
     if (a->map) {
+        const fv_tensor t = cache_tensor(s, a, &one, NUM_F32, 0);
         *kind = "token_head";
+        add_run_arg(s, name, 0, &t);
+    } else if (s->row->x.head_scales) {
+        float *x = setup_list(s, (size_t)s->row->hk * sizeof *x);
+        if (!x)
+            return fail(s, "no memory for scales");
+        for (int h = 0; h < s->row->hk; h++)
+            x[h] = (float)(number * case_head_scale(h));
+        const fv_tensor t = { .data = x, .dtype = "f32", .ndim = 1, .shape = { s->row->hk }, .stride = { 1 } };
+        *kind = "head";
         add_run_arg(s, name, 0, &t);
     } else if (number != 1) {
         *kind = "tensor";
         add_run_arg(s, name, number, NULL);
     }
+    return true;
 }
 
-static void make_scales(setup *s)
+static void make_block_scales(setup *s)
+{
+    const case_row *row = s->row;
+    const geometry kb = scale_geometry(s, row->dk / 16), vb = scale_geometry(s, row->dv / 16);
+    const fv_tensor kt = cache_tensor(s, &s->k_block, &kb, NUM_E4M3, row->dk / 16);
+
+    add_run_arg(s, "k_block_scale", 0, &kt);
+    if (!row->mla) {
+        const fv_tensor vt = cache_tensor(s, &s->v_block, &vb, NUM_E4M3, row->dv / 16);
+        add_run_arg(s, "v_block_scale", 0, &vt);
+    }
+}
+
+static bool make_scales(setup *s)
 {
     const case_row *row = s->row;
 
-    make_scale(s, "k_scale", row->k_scale, &s->k_scale, &s->problem.k_scale);
-    if (!row->mla)
-        make_scale(s, "v_scale", row->v_scale, &s->v_scale, &s->problem.v_scale);
-    if (s->st->kv_type == NUM_FP4) {
-        const geometry kb = scale_geometry(s, row->dk / 16), vb = scale_geometry(s, row->dv / 16);
-        const fv_tensor kt = cache_tensor(s, &s->k_block, &kb, NUM_E4M3, row->dk / 16);
-        add_run_arg(s, "k_block_scale", 0, &kt);
-        if (!row->mla) {
-            const fv_tensor vt = cache_tensor(s, &s->v_block, &vb, NUM_E4M3, row->dv / 16);
-            add_run_arg(s, "v_block_scale", 0, &vt);
-        }
-    }
+    if (!make_scale(s, "k_scale", row->k_scale, &s->k_scale, &s->problem.k_scale))
+        return false;
+    if (!row->mla && !make_scale(s, "v_scale", row->v_scale, &s->v_scale, &s->problem.v_scale))
+        return false;
+    if (s->st->kv_type == NUM_FP4)
+        make_block_scales(s);
+    return true;
 }
 
 static void make_problem(setup *s)
@@ -709,7 +798,7 @@ static void make_problem(setup *s)
     const char *q = num_types[s->st->q_type].name, *kv = num_types[s->st->kv_type].name;
 
     s->problem = (fv_problem){ .q = q, .k = kv, .v = kv, .o = q, .num_q_heads = row->hq, .num_kv_heads = row->hk,
-                               .dim_qk = row->dk, .dim_v = row->dv, .scale = row->sm_scale, .v_in_k = row->mla,
+                               .dim_qk = row->dk, .dim_v = row->dv, .scale = row->sm_scale, .v_in_k = row->mla, .qk_tail = row->x.tail,
                                .lse_base2 = axis(s, CASE_AXIS_BASE) == CASE_BASE_2,
                                .alignment = offset_for(s, s->st->kv_type) || offset_for(s, s->st->q_type) ? 1 : 0 };
 }
@@ -727,6 +816,7 @@ static void make_limits(setup *s)
         l->max_pages += 100 * more;
     l->splits = axis(s, CASE_AXIS_SPLITS);
     l->invariant = axis(s, CASE_AXIS_INVARIANT) == 1;
+    l->sharing = axis(s, CASE_AXIS_SHARING) == CASE_SHARING_FIND ? FV_SHARING_FIND : FV_SHARING_OFF;
 }
 
 slice whole_slice(const case_row *row, int request)
@@ -739,6 +829,17 @@ static bool is_whole(const slice *a, const case_row *row, int request)
     const slice b = whole_slice(row, request);
 
     return a->request == b.request && a->lo == b.lo && a->hi == b.hi && a->row_lo == b.row_lo && a->row_hi == b.row_hi;
+}
+
+static bool freeze_inputs(setup *s)
+{
+    area *const areas[] = { &s->q, &s->q_tail, &s->k, &s->v, &s->k_tail, &s->k_scale, &s->v_scale, &s->k_block,
+                            &s->v_block, &s->ids, &s->v_ids };
+
+    for (size_t i = 0; i < sizeof areas / sizeof *areas; i++)
+        if (!area_freeze(areas[i]))
+            return false;
+    return true;
 }
 
 bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *way, const slice *slices, int num_slices)
@@ -759,7 +860,8 @@ bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *wa
     if (!make_queries(s) || !make_outputs(s) || !make_batch(s))
         return false;
     make_problem(s);
-    make_scales(s);
+    if (!make_scales(s))
+        return false;
     make_tensors(s);
     make_limits(s);
     if (s->row->sm_scale == 0)
@@ -772,14 +874,13 @@ bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *wa
     s->batch.num_args = s->num_batch_args;
     s->tensors.args = s->run_args;
     s->tensors.num_args = s->num_run_args;
-    return area_freeze(&s->q) && area_freeze(&s->k) && area_freeze(&s->v) && area_freeze(&s->k_scale)
-        && area_freeze(&s->v_scale) && area_freeze(&s->k_block) && area_freeze(&s->v_block) && area_freeze(&s->ids);
+    return freeze_inputs(s) || fail(s, "memory cannot be made read-only");
 }
 
 void setup_free(setup *s)
 {
-    area *const areas[] = { &s->k, &s->v, &s->k_scale, &s->v_scale, &s->k_block, &s->v_block, &s->q, &s->o, &s->lse,
-                            &s->ids, &s->work };
+    area *const areas[] = { &s->k, &s->v, &s->k_tail, &s->k_scale, &s->v_scale, &s->k_block, &s->v_block, &s->q,
+                            &s->q_tail, &s->o, &s->lse, &s->sums, &s->ids, &s->v_ids, &s->work };
 
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++)
         area_free(areas[i]);

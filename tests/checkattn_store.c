@@ -128,7 +128,7 @@ static bool allocate(const case_row *row, stored *s)
 bool stored_make(const case_row *row, int dtype, stored *out, char *why, size_t size)
 {
     static const int kv_types[CASE_KVS] = { -1, NUM_E4M3, NUM_E5M2, NUM_FP4 };
-    const int kv_type = row->kv_dtype == CASE_KV_SAME ? dtype : kv_types[row->kv_dtype];
+    const int kv_type = row->x.int8 ? NUM_INT8 : row->kv_dtype == CASE_KV_SAME ? dtype : kv_types[row->kv_dtype];
     maker m = { row, why, size };
 
     *out = (stored){ .q_type = dtype, .kv_type = kv_type, .k_row = num_bytes(kv_type, row->dk),

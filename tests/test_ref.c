@@ -119,6 +119,7 @@ static void check_refusals(void)
 {
     static const struct { const char *text, *why; } bad[] = {
         { ROW "colour=red\n", "unknown key" },
+        { ROW "x_rope=4\n", "unknown key" },
         { ROW "kv\n", "neither key=value" },
         { "kv=3\n" ROW, "before the first id" },
         { ROW ROW, "already that of line 1" },
@@ -153,7 +154,7 @@ static void check_refusals(void)
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         *message = 0;
-        case_file *file = case_parse("text", bad[i].text, strlen(bad[i].text), message, sizeof message);
+        case_file *file = case_parse("text", bad[i].text, strlen(bad[i].text), false, message, sizeof message);
         const bool ok = !file && strstr(message, bad[i].why) && !strncmp(message, "text:", 5);
         if (!ok)
             printf("parser: wanted '%s', got '%s'\n", bad[i].why, file ? "accepted" : message);
@@ -170,7 +171,7 @@ static void check_long_line(void)
         const size_t head = (size_t)snprintf(text, sizeof text, "%s", ROW);
         memset(text + head, 'n', 4000 + (size_t)extra);
         memcpy(text + head, "note=", 5);
-        case_file *file = case_parse("text", text, head + 4000 + (size_t)extra, message, sizeof message);
+        case_file *file = case_parse("text", text, head + 4000 + (size_t)extra, false, message, sizeof message);
         check("parser", "long line", (file != NULL) == (extra == 0), NAN, NAN);
         case_free(file);
     }
@@ -184,7 +185,7 @@ static void check_reading(void)
         "qset=*,1,2,-4\nqset=0,*,*,3\nsplits=auto,3,1x2\nshare=-,0:2,1:5,-\nkey_ranges=none\n"
         "view=hs0,contig\npad_id=-1\nL=-inf\nsame_bits=page,split\nfault=hq=4;causal=2 0.5 two words\n";
     char message[512] = "";
-    case_file *file = case_parse("text", text, sizeof text - 1, message, sizeof message);
+    case_file *file = case_parse("text", text, sizeof text - 1, false, message, sizeof message);
 
     check("parser", "reads", file != NULL, NAN, NAN);
     if (!file) {
@@ -364,7 +365,7 @@ int main(int argc, char **argv)
     if (optind != argc)
         return usage();
 
-    case_file *file = case_read(path, message, sizeof message);
+    case_file *file = case_read(path, false, message, sizeof message);
     if (!file) {
         fprintf(stderr, "test_ref: %s\n", message);
         return 2;
