@@ -185,6 +185,8 @@ static bool choose_shape(fv__attend_config *c, const fv__attend_device *d, int s
     return false;
 }
 
+void (*fv__attend_tune)(fv__attend_config *config);
+
 fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits, const fv__attend_device *device, fv__attend_config *c,
                                fv_error *err)
 {
@@ -207,6 +209,11 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
         const int need = count_shared(c), lacking = need - fv__min32(device->shared_per_block, device->shared_per_sm - device->shared_reserved);
         return fv__fail(err, FV_E_UNSUPPORTED, "problem.dim_qk", need, device->shared_per_block,
                         "attend_sm80: dims %d and %d need %d bytes of shared memory a block; %d bytes are missing", p->dim_qk, p->dim_v, need, lacking);
+    }
+    if (fv__attend_tune) {
+        fv__attend_tune(c);
+        set_kinds(c, c->warps, c->num_kinds, c->kinds);
+        c->shared_bytes = count_shared(c);
     }
     choose_units(p, c);
     const int o_floats = align_up(c->dim_v, 4);

@@ -42,6 +42,9 @@ typedef struct fv__attend_config {
 fv_status fv__attend_configure(const fv__problem *problem, const fv_plan_desc *limits, const fv__attend_device *device, fv__attend_config *out,
                                fv_error *err);
 
+/* For measurements: called at the end of fv__attend_configure, may change tile, stages, kinds and blocks. NULL. */
+extern void (*fv__attend_tune)(fv__attend_config *config);
+
 /* What the planner is told. */
 void fv__attend_shape(const fv__problem *problem, const fv_plan_desc *limits, const fv__attend_config *config, const fv__attend_device *device,
                       fv__kernel_shape *out);

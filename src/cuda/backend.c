@@ -96,6 +96,16 @@ static void sizes(fv_ctx *ctx, const fv__problem *problem, const fv_plan_desc *l
 
 /* ------------------------------------------------------------------------------------------------- create, destroy */
 
+/* Room for the block's shared memory, and as much of an SM's cache as can be for the blocks beside it. */
+static fv_status prepare(const fv__cuda_device *device, const plan_state *s, fv_error *err)
+{
+    FV_TRY(fv__cuda_kernel_shared(device, s->function, s->config.shared_bytes, err));
+    FV_TRY(fv__cuda_enter(device, err));
+    device->api.cuFuncSetAttribute(s->function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);        /* a hint */
+    fv__cuda_leave(device);
+    return FV_OK;
+}
+
 static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, CUstream stream, fv_error *err)
 {
     char *text = fv__attend_text(p, &s->config);
@@ -103,7 +113,7 @@ static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, C
     const fv__jit_text extra = { "uses.cuh", text };
     const fv__cuda_program program = { .name = plan->shape.name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
     fv_status status = fv__cuda_jit_function(cuda_of(plan->ctx)->jit, &program, "attend_sm80", stream, &s->function, err);
-    if (status == FV_OK) status = fv__cuda_kernel_shared(cuda_of(plan->ctx)->device, s->function, s->config.shared_bytes, err);
+    if (status == FV_OK) status = prepare(cuda_of(plan->ctx)->device, s, err);
     free(text);
     s->num_variants = p->num_uses;
     for (int i = 0; i < p->num_uses; i++) s->variants[i] = p->uses[i].variant;

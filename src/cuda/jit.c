@@ -203,13 +203,6 @@ void fv__cuda_jit_stats_of(fv__cuda_jit *jit, fv__cuda_jit_stats *stats)
     pthread_mutex_unlock(&jit->mutex);
 }
 
-/* The one in cuda.c, where there is one, takes its place. */
-__attribute__((weak)) void fv__cuda_programs(fv__cuda_visit_fn *visit, void *user)
-{
-    (void)visit;
-    (void)user;
-}
-
 /* ---------------------------------------------------------------------------------------------------------- compiling */
 
 static fv_status find_blob(fv__cuda_jit *jit, const fv__jit_request *r, const fv__jit_blob **blob, fv_error *err)

@@ -54,7 +54,7 @@ typedef struct fv__cuda_jit_stats {
 void fv__cuda_jit_stats_of(fv__cuda_jit *jit, fv__cuda_jit_stats *stats);
 
 /* What checkjit compiles: calls visit for every program worth checking, with the oldest arch that it is for ("sm_90" as 90); quick marks a small
- * selection. The backend defines it; the default here visits nothing. */
+ * selection. programs.c. */
 typedef void fv__cuda_visit_fn(void *user, const fv__cuda_program *program, int oldest, bool quick);
 void fv__cuda_programs(fv__cuda_visit_fn *visit, void *user);
 

@@ -46,6 +46,7 @@
 #define ALL_LANES 0xffffffffu
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
+#define V_SCALE (FV_CONVERT_V ? 1.0f : W.v_scale)
 /* Rare or once a piece: compiled once, not into every kind. */
 #define COLD static __device__ __noinline__
 
@@ -138,11 +139,11 @@ FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.pl
 
 FV_DEVICE v_at at_row(args p, const row_info &r)
 {
-    const d_request *q = plan_array<d_request>(p, plan_of(p).requests) + (r.request < 0 ? 0 : r.request);
+    const d_request *q = plan_array<d_request>(p, plan_of(p).requests) + r.request;
     v_at at;
     at.request = r.request;
-    at.batch_row = r.row;
-    at.row = r.row - q->row_first;
+    at.batch_row = r.row < 0 ? q->row_first : r.row;    /* packed rows past the last look like request 0's first row */
+    at.row = at.batch_row - q->row_first;
     at.num_rows = q->num_rows;
     at.num_keys = q->num_keys;
     at.head = r.head;
@@ -155,7 +156,7 @@ FV_DEVICE v_at at_row(args p, const row_info &r)
 FV_DEVICE void at_key(args p, v_at &at, int position)
 {
     at.k_pos = position;
-    at.key = position - plan_array<d_request>(p, plan_of(p).requests)[at.request < 0 ? 0 : at.request].first_position;
+    at.key = position - plan_array<d_request>(p, plan_of(p).requests)[at.request].first_position;
 }
 
 COLD void fault(args p, int what, int request, int64_t slot, int64_t value)
@@ -540,20 +541,19 @@ FV_DEVICE int o_place(int row, int d) { return row * O_STRIDE + (O_TURNED ? d ^ 
 COLD void write_rows(args p, int first, int count, int slot)
 {
     const int lane = threadIdx.x % 32;
-    const float v_scale = FV_CONVERT_V ? 1.0f : W.v_scale;
     for (int i = threadIdx.x / 32; i < count; i += FV_WARPS) {
         const int u = first + i;
         if (u >= W.packed) break;
         const row_info r = S.rows[u];
         const float2 ml = S.sums[u];
-        float lse = 0, scale = v_scale;
+        float lse = 0, scale = 1;
         float *o = 0;
         if (slot >= 0) {
             const int row = u / plan_of(p).unit_heads, g = u - row * plan_of(p).unit_heads;
             o = slot_o(p, slot + row, g);
             if (lane == 0) *(float2 *)slot_ml(p, slot + row, g) = ml;
         } else {
-            scale *= finish_row(p, r, ml.x, ml.y, lse);
+            scale = finish_row(p, r, ml.x, ml.y, lse) * V_SCALE;
             if (lane == 0) write_lse(p, r, lse);
         }
 #pragma unroll 1
@@ -604,7 +604,7 @@ COLD void arrive_and_merge(args p)
                 o[3] = fold_value(f, o[3], x.w);
             }
             float lse;
-            const float scale = finish_row(p, r, m, l, lse);
+            const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
             if (lane == 0 && d == 0) write_lse(p, r, lse);
             for (int i = 0; i < 4; i++) o[i] *= scale;
             if (d < FV_DV) write_four(p, r, d, o, lse);
@@ -810,7 +810,7 @@ template <int MT, int WR> FV_DEVICE void mask(args p, float (&s)[MT][S_TILES][4]
                 bool ok = position != ABSENT;
 #ifdef FV_HAS_VISIBLE
                 at_key(p, at[mt][h], position);
-                ok = ok && at[mt][h].request >= 0 && fv_visible(USES, at[mt][h]);
+                ok = ok && fv_visible(USES, at[mt][h]);
 #endif
                 seen[mt] |= (uint32_t)ok << (2 * c + h);
                 any = any || ok;
@@ -1137,7 +1137,7 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
         weights<MT> w;
         {
             float s[MT][S_TILES][4];
-            if (clean && threadIdx.x < 2) S.seen[~tile & 1][threadIdx.x] = 0;
+            if (threadIdx.x < 2) S.seen[~tile & 1][threadIdx.x] = 0;
             scores<MT, WR>(s, SLOT_AT(slot), row0);
 #if FV_SCALED
             refine<MT, WR>(p, s, SLOT_AT(slot), tile, row0);
