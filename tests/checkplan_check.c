@@ -241,6 +241,19 @@ static bool check_apart(const plan_check *c, int64_t i, int64_t end, int32_t row
     return true;
 }
 
+/* Invariant mode, short form: no chunk lies in two entries, so that every chunk of the row is summed up in one go whatever is shared or cut. */
+static bool check_chunks(const plan_check *c, int64_t i, int64_t end, int32_t row)
+{
+    const int64_t position = c->s->batch.requests[c->row_request[row]].first_position, chunk = c->p->chunk;
+    for (int64_t last = -1; i < end; i++) {
+        const entry *e = &c->entries[i];
+        if (e->num == 0) continue;
+        if ((position + e->first) / chunk == last) return fail(c, "row %d: a chunk is cut at key %d", row, e->first);
+        last = (position + e->first + e->num - 1) / chunk;
+    }
+    return true;
+}
+
 static bool check_row(const plan_check *c, int32_t row, int32_t unit)
 {
     const int64_t cell = (int64_t)row * c->p->num_units + unit, end = c->first_entry[cell + 1];
@@ -248,6 +261,7 @@ static bool check_row(const plan_check *c, int32_t row, int32_t unit)
     int64_t i = c->first_entry[cell];
     if (i == end) return fail(c, "row %d, head unit %d is in no piece", row, unit);
     if (!check_apart(c, i, end, row)) return false;
+    if (c->p->invariant && !c->s->given.segments && !check_chunks(c, i, end, row)) return false;
     if (!c->s->given.segments) return check_list(c, i, end, row, -1, positions);
     for (int32_t id = 0; id < c->s->given.num_segments; id++) {
         int64_t from = i, to;
