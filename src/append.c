@@ -157,7 +157,9 @@ static fv_status read_requests(appender *a)
                                   .max_rows = INT32_MAX,
                                   .max_kv_tokens = INT64_MAX,
                                   .max_pages = INT64_MAX };
-    const fv__batch_memory memory = { .requests = a->requests, .tables = a->tables };
+    const fv__batch_memory memory = { .requests = a->requests,
+                                      .tables = a->tables,
+                                      .host_ids = true };
     fv__batch read;
     fv__tables tables;
     const fv_status status =

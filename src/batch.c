@@ -170,9 +170,9 @@ static fv_status check_page_arrays(reader *r)
         return fv__fail(r->err, FV_E_INVALID, "batch.pages.num_pages", p->num_pages, INT32_MAX, "batch.pages.num_pages is %lld; 0 to %d",
                         (long long)p->num_pages, INT32_MAX);
     FV_TRY(fv__check_reserved(p->reserved, FV__COUNT(p->reserved), "batch.pages.reserved", r->err));
-    FV_TRY(fv__index_check(&p->ids, "batch.pages.ids", 0, false, p->ids.count > 0, r->err));
+    FV_TRY(fv__index_check(&p->ids, "batch.pages.ids", p->ids.count, false, r->m->host_ids, r->err));
     if (fv__index_given(&p->v_ids)) {
-        FV_TRY(fv__index_check(&p->v_ids, "batch.pages.v_ids", p->ids.count, true, p->ids.count > 0, r->err));
+        FV_TRY(fv__index_check(&p->v_ids, "batch.pages.v_ids", p->ids.count, true, r->m->host_ids, r->err));
         if (p->v_ids.type != p->ids.type || p->v_ids.stride != p->ids.stride)
             return fv__fail(r->err, FV_E_INVALID, "batch.pages.v_ids", p->v_ids.stride, p->ids.stride,
                             "batch.pages.v_ids must have the type and the stride of batch.pages.ids");
@@ -305,7 +305,7 @@ static fv_status check_segment_pages(reader *r)
                             (long long)(s->first_page + s->num_pages), (long long)r->b->pages.ids.count);
         total += s->num_pages;
         if (total > r->limits->max_pages) return over_maximum(r, "batch.segments.num_pages", "max_pages", total, r->limits->max_pages);
-        FV_TRY(find_twice(r, s, i));
+        if (r->b->pages.ids.host) FV_TRY(find_twice(r, s, i));
     }
     return FV_OK;
 }

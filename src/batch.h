@@ -16,6 +16,7 @@ typedef struct fv__batch_memory {
     int64_t *bits_offsets;              /* [max_requests + 1], in bits */
     uint32_t *page_set;                 /* page_set_size entries, a power of two: to find a page that a segment lists twice */
     int64_t page_set_size;
+    bool host_ids;                      /* kernels read page ids on the host: they must be there */
 } fv__batch_memory;
 
 /* Entries of the id array that the batch may reach, and the form of its ids. */

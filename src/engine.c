@@ -149,6 +149,7 @@ fv_status fv__plan_new(fv_ctx *ctx, const fv_problem *problem, const fv_plan_des
     memset(plan, 0, sizeof *plan);
     plan->ctx = ctx;
     plan->backend = fv__ctx_backend(ctx);
+    plan->batch_memory.host_ids = !ctx->cuda;
 
     fv_status s = fv__limits_init(limits, &plan->limits, err);
     if (s == FV_OK) s = fv__problem_init(problem, &plan->problem, err);
@@ -270,6 +271,8 @@ static fv_status refresh(fv_plan *plan, fv_stream stream, fv_error *err)
     FV_TRY(fv__batch_read(&plan->given, &plan->limits, fv__problem_has_bits(&plan->problem), &plan->batch_memory, &plan->batch, &plan->tables, err));
     FV_TRY(bind_batch(plan, err));
     collect_bounds(&plan->step, &bounds);
+    if (bounds.lifted && plan->ctx->cuda)       /* the lists lie on the device: plan for all keys */
+        bounds = (fv__bounds){ 0 };
     const fv__planner planner = { &plan->shape, &plan->limits, &plan->capacity, plan->temp };
     FV_TRY(fv__plan_make(&planner, &plan->batch, &bounds, plan->blob, &plan->report, err));
     return plan->backend->update(plan, stream, err);

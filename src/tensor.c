@@ -65,7 +65,7 @@ fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, b
     if (x->reserved) return fv__fail(err, FV_E_INVALID, field, x->reserved, 0, "the reserved word of %s must be 0", field);
     if (x->stride < 1)
         return fv__fail(err, FV_E_INVALID, field, x->stride, 1, "%s has stride %lld; entries lie 1 or more apart", field, (long long)x->stride);
-    if (x->count < count || (exact && x->count != count))
+    if (x->count < 0 || x->count < count || (exact && x->count != count))
         return fv__fail(err, FV_E_INVALID, field, x->count, count, "%s has %lld entries; expected %s%lld", field, (long long)x->count,
                         exact ? "" : "at least ", (long long)count);
     if (host && !x->host && count > 0)

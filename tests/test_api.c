@@ -507,6 +507,10 @@ static void s089_index_types(void **state)
     b.lengths.type = (fv_index_type)7;
     assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
     b = batch_of(&c);
+    b.pages.ids.host = NULL;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_says(&w->err, "batch.pages.ids");
+    b = batch_of(&c);
     b.lengths.count = 1;
     assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
     assert_says(&w->err, "batch.lengths");
