@@ -794,10 +794,15 @@ template <int MT, int WR> FV_DEVICE void mask(args p, float (&s)[MT][S_TILES][4]
     const bool mark = !W.exact;
     uint32_t seen[MT];                                  /* bit 4 n + 2 e + h */
     v_at at[MT][2];
+    bool there[MT][2];
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
         seen[mt] = 0;
-        for (int h = 0; h < 2; h++) at[mt][h] = at_row(p, S.rows[row0 + mt * 16 * WR + h * 8 + lane / 4]);
+        for (int h = 0; h < 2; h++) {
+            const row_info info = S.rows[row0 + mt * 16 * WR + h * 8 + lane / 4];
+            at[mt][h] = at_row(p, info);
+            there[mt][h] = info.row >= 0;
+        }
     }
 #pragma unroll 1
     for (int c = 0; c < 2 * S_TILES; c++) {
@@ -807,7 +812,7 @@ template <int MT, int WR> FV_DEVICE void mask(args p, float (&s)[MT][S_TILES][4]
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                bool ok = position != ABSENT;
+                bool ok = there[mt][h] && position != ABSENT;
 #ifdef FV_HAS_VISIBLE
                 at_key(p, at[mt][h], position);
                 ok = ok && fv_visible(USES, at[mt][h]);
