@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { WIDTH = 960, HEIGHT = 260, LEFT = 70, RIGHT = 12, TOP = 12, BOTTOM = 44, COLUMNS = 200 };
+enum { WIDTH = 960, HEIGHT = 260, LEFT = 84, RIGHT = 12, TOP = 12, BOTTOM = 44, COLUMNS = 200 };
 
 #define PLOT_WIDTH (WIDTH - LEFT - RIGHT)
 #define PLOT_HEIGHT (HEIGHT - TOP - BOTTOM)
@@ -32,8 +32,14 @@ void chart_number(double x, chart_unit unit, char *out, size_t size)
     int i = 0;
     for (; fabs(x) >= base * 0.99995 && i < 4; i++)
         x /= base;
-    const int places = x == floor(x) ? 0 : fabs(x) >= 100 ? 0 : fabs(x) >= 10 ? 1 : fabs(x) >= 1 ? 2 : 3;
-    snprintf(out, size, "%.*f%s%s", places, x, unit == CHART_BYTES ? " " : "", unit == CHART_BYTES ? bytes[i] : plain[i]);
+    const int places = fabs(x) >= 100 ? 0 : fabs(x) >= 10 ? 1 : fabs(x) >= 1 ? 2 : 3;
+    char digits[24];
+    int n = (int)min_i64((int64_t)sizeof digits - 1, snprintf(digits, sizeof digits, "%.*f", places, x));
+    while (places && digits[n - 1] == '0')
+        digits[--n] = 0;
+    if (digits[n - 1] == '.')
+        digits[--n] = 0;
+    snprintf(out, size, "%s%s%s", digits, unit == CHART_BYTES ? " " : "", unit == CHART_BYTES ? bytes[i] : plain[i]);
 }
 
 /* 1, 2 or 5 times a power of the base's step, so that about four of them reach `top`. */
@@ -42,7 +48,7 @@ static double nice_step(double top, chart_unit unit)
     const double base = unit == CHART_BYTES ? 2 : 10;
     const double rough = top / 4, power = pow(base, floor(log(rough) / log(base)));
     if (unit == CHART_BYTES)
-        return power;
+        return rough / power > 1.25 ? 2 * power : power;
     return rough / power > 5 ? 10 * power : rough / power > 2 ? 5 * power : rough / power > 1 ? 2 * power : power;
 }
 

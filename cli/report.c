@@ -27,13 +27,13 @@ static const char head[] =
     ".hit{fill:transparent}.hit:hover{fill:var(--hit)}\n"
     "path.s1{fill:var(--s1)}path.s2{fill:var(--s2)}path.s3{fill:var(--s3)}path.s4{fill:var(--s4)}"
     "i.s1{background:var(--s1)}i.s2{background:var(--s2)}i.s3{background:var(--s3)}i.s4{background:var(--s4)}\n"
-    ".tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(180px,1fr));gap:12px;margin:22px 0 16px}"
+    ".tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(200px,1fr));gap:12px;margin:22px 0 16px}"
     ".tile{padding:12px 16px}.tile b{display:block;font-size:23px;font-weight:600;font-variant-numeric:tabular-nums}"
-    ".tile span{font-size:13px;color:var(--soft)}\n"
+    ".tile small{font-size:14px;font-weight:500;margin-left:5px;color:var(--soft)}.tile span{font-size:13px;color:var(--soft)}\n"
     ".tile.bad b{color:var(--bad)}.table{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px}"
     "td{padding:7px 16px;border-top:1px solid var(--line);vertical-align:top}tr:first-child td{border-top:0}"
     "td:first-child{color:var(--soft);white-space:nowrap}\n"
-    ".plan{overflow:auto;max-height:820px}.plan img{display:block;max-width:100%;height:auto;margin:8px auto}"
+    ".plan object{display:block;max-width:100%;margin:8px auto}"
     "footer{margin-top:28px;font-size:13px;color:var(--soft)}\n"
     "</style></head><body><main>\n";
 
@@ -53,7 +53,7 @@ static void write_text(FILE *out, const char *text)
 
 static void tile(FILE *out, bool bad, const char *value, const char *unit, const char *about)
 {
-    fprintf(out, "<div class=\"tile%s\"><b>%s%s%s</b><span>%s</span></div>\n", bad ? " bad" : "", value, *unit ? " " : "", unit, about);
+    fprintf(out, "<div class=\"tile%s\"><b>%s<small>%s</small></b><span>%s</span></div>\n", bad ? " bad" : "", value, unit, about);
 }
 
 static void number_tile(FILE *out, double x, const char *unit, const char *about)
@@ -63,14 +63,19 @@ static void number_tile(FILE *out, double x, const char *unit, const char *about
     tile(out, false, text, unit, about);
 }
 
+static void time_tile(FILE *out, double seconds, const char *about)
+{
+    number_tile(out, seconds >= 1 ? seconds : 1e3 * seconds, seconds >= 1 ? "s" : "ms", about);
+}
+
 static void write_tiles(FILE *out, const replay *r, const summary *s)
 {
     char text[48];
     fputs("<div class=\"tiles\">\n", out);
     number_tile(out, (double)r->rows / s->busy, "tokens/s", "computed");
-    number_tile(out, 1e3 * s->ttft[0], "ms", "time to first token, p50");
-    number_tile(out, 1e3 * s->itl[0], "ms", "between tokens, p50");
-    number_tile(out, 1e3 * s->itl[1], "ms", "between tokens, p99");
+    time_tile(out, s->ttft[0], "time to first token, p50");
+    time_tile(out, s->itl[0], "between tokens, p50");
+    time_tile(out, s->itl[1], "between tokens, p99");
     if (r->bounds.read > 0)
         number_tile(out, 100 * s->bound_share, "%", "of what this machine can do");
     number_tile(out, 100 * s->hit_rate, "%", "of input tokens found in the cache");
@@ -102,6 +107,7 @@ static void write_table(FILE *out, const summary *s)
 /* Columns of numbers, one entry a step. */
 typedef struct over_time {
     double *begin, *end, *y[7];
+    bool in_seconds;                    /* step times: else in ms */
 } over_time;
 
 enum { Y_PLAN, Y_APPEND, Y_ATTENTION, Y_PREFILL, Y_DECODE, Y_USED, Y_CACHED };
@@ -111,6 +117,11 @@ static over_time make_over_time(const replay *r)
     over_time t;
     const size_t n = (size_t)r->num_steps;
     const double page = (double)serve_page_bytes(&r->config);
+    double longest = 0;
+    for (size_t i = 0; i < n; i++)
+        longest = r->steps[i].attention > longest ? r->steps[i].attention : longest;
+    t.in_seconds = longest >= 2;
+    const double unit = t.in_seconds ? 1 : 1e3;
     t.begin = need(n, sizeof(double));
     t.end = need(n, sizeof(double));
     for (int j = 0; j < 7; j++)
@@ -119,9 +130,9 @@ static over_time make_over_time(const replay *r)
         const replay_step *s = &r->steps[i];
         t.begin[i] = s->start;
         t.end[i] = s->start + s->plan + s->append + s->attention;
-        t.y[Y_PLAN][i] = 1e3 * s->plan;
-        t.y[Y_APPEND][i] = 1e3 * s->append;
-        t.y[Y_ATTENTION][i] = 1e3 * s->attention;
+        t.y[Y_PLAN][i] = unit * s->plan;
+        t.y[Y_APPEND][i] = unit * s->append;
+        t.y[Y_ATTENTION][i] = unit * s->attention;
         t.y[Y_PREFILL][i] = (double)s->prefill_rows;
         t.y[Y_DECODE][i] = (double)s->decode_rows;
         t.y[Y_USED][i] = page * (double)s->used_pages;
@@ -141,7 +152,8 @@ static void free_over_time(over_time *t)
 static void write_step_times(FILE *out, const replay *r, const over_time *t)
 {
     chart c = { .title = "Step times", .about = "What a step took, all layers. Each column is the slowest step of its slice of time.",
-                .x_label = "serving time (s)", .y_label = "step (ms)", .x_unit = "s", .y_unit = "ms", .begin = t->begin, .end = t->end,
+                .x_label = "serving time (s)", .y_label = t->in_seconds ? "step (s)" : "step (ms)", .x_unit = "s",
+                .y_unit = t->in_seconds ? "s" : "ms", .begin = t->begin, .end = t->end,
                 .count = r->num_steps, .num_series = 3, .fold = CHART_HIGHEST };
     c.series[0].name = "attention";
     c.series[0].y = t->y[Y_ATTENTION];
@@ -186,7 +198,10 @@ enum { BINS = 60 };
 static void write_histogram(FILE *out, const char *title, const char *about, const char *y_label, sample *s)
 {
     double begin[BINS], end[BINS], count[BINS] = { 0 };
-    const double top = 1e3 * sample_percentile(s, 99);
+    const double longest = sample_percentile(s, 99), scale = longest >= 2 ? 1 : 1e3, top = scale * longest;
+    const char *unit = longest >= 2 ? "s" : "ms";
+    char x_label[64];
+    snprintf(x_label, sizeof x_label, "%s (the last column holds all that took longer)", unit);
     if (s->count < 2 || !(top > 0))
         return;
     for (int i = 0; i < BINS; i++) {
@@ -194,8 +209,8 @@ static void write_histogram(FILE *out, const char *title, const char *about, con
         end[i] = top * (i + 1) / BINS;
     }
     for (int64_t i = 0; i < s->count; i++)
-        count[min_i64(BINS - 1, (int64_t)(1e3 * s->x[i] / top * BINS))]++;
-    chart c = { .title = title, .about = about, .x_label = "ms (the last column holds all that took longer)", .y_label = y_label, .x_unit = "ms",
+        count[min_i64(BINS - 1, (int64_t)(scale * s->x[i] / top * BINS))]++;
+    chart c = { .title = title, .about = about, .x_label = x_label, .y_label = y_label, .x_unit = unit,
                 .y_unit = y_label, .begin = begin, .end = end, .count = BINS, .num_series = 1 };
     c.series[0].name = "seen";
     c.series[0].y = count;
@@ -218,7 +233,7 @@ static void write_base64(FILE *out, const char *text)
     }
 }
 
-/* As an image of its own: its style sheet and the page's cannot meet. */
+/* As a document of its own inside the page: its style sheet and the page's cannot meet, its hover texts work. */
 static void write_plan(FILE *out, const replay *r)
 {
     if (!r->heaviest_plan)
@@ -226,10 +241,11 @@ static void write_plan(FILE *out, const replay *r)
     const replay_step *s = &r->steps[r->heaviest_step];
     fprintf(out, "<h2>The plan of the heaviest step</h2><figure class=\"plan\"><figcaption><p>Step %lld at %.2f s: %lld tokens of "
             "inputs and %lld decodes in %lld requests. Time runs down, workers stand side by side, one colour a request; "
-            "drawn from the planner's cost model.</p></figcaption><img alt=\"pieces of work of each worker\" src=\"data:image/svg+xml;base64,",
+            "drawn from the planner's cost model.</p></figcaption><object aria-label=\"pieces of work of each worker\" type=\"image/svg+xml\" "
+            "data=\"data:image/svg+xml;base64,",
             (long long)r->heaviest_step, s->start, (long long)s->prefill_rows, (long long)s->decode_rows, (long long)s->requests);
     write_base64(out, r->heaviest_plan);
-    fputs("\"></figure>\n", out);
+    fputs("\"></object></figure>\n", out);
 }
 
 void report_write(FILE *out, replay *r, const summary *s)
