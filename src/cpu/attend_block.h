@@ -234,6 +234,26 @@ static bool find_block(const work *w, block *b, int64_t first, int n)
     return b->seen != 0;
 }
 
+static void shift(int64_t *at, int64_t by)
+{
+    for (int i = 0; i < KEYS; i++) at[i] += by;
+}
+
+/* The same keys of another kv head. */
+static void shift_block(const work *w, block *b, int heads)
+{
+    const fv__run *r = w->run;
+    const int axis = w->plan->page_size ? 2 : 1;
+    if (!heads) return;
+    shift(b->k_at, heads * r->k.stride[axis]);
+    shift(b->v_at, heads * r->v.stride[axis]);
+    if (r->k_tail.data) shift(b->k_tail_at, heads * r->k_tail.stride[axis]);
+    if (r->k_scale.kind == FV__SCALE_TOKEN_HEAD) shift(b->k_scale_at, heads * r->k_scale.stride[axis]);
+    if (r->v_scale.kind == FV__SCALE_TOKEN_HEAD) shift(b->v_scale_at, heads * r->v_scale.stride[axis]);
+    if (r->k_block_scale.data) shift(b->k_group_at, heads * r->k_block_scale.stride[axis]);
+    if (r->v_block_scale.data) shift(b->v_group_at, heads * r->v_block_scale.stride[axis]);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- elements */
 
 static float e4m3(const void *base, int64_t i)

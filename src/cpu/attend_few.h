@@ -57,99 +57,201 @@ VFN v_f32 sum_lanes(v_f32 *x)
 }
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------ scores */
+/* --------------------------------------------------------------------------------------------------- streamed elements
+ * bf16 is read two vectors at a time, even places and odd places: a shift and a mask, no shuffle. Q lies in the same order; sums of values are put
+ * back in order when a block is done. */
 
-/* Asks for the lines of `bytes` at p. They are far: what is multiplied now takes longer than a line takes to come. */
-VFN void ask(const char *p, int bytes)
+VFN bool splits(int dtype) { return dtype == FV__DTYPE_bf16 && V_LANES > 1; }
+
+VFN void load_parts(int dtype, int parts, const char *base, int d, v_f32 *y)
 {
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+    if (parts == 2 && splits(dtype)) {
+        v_split_bf16(base + 2 * (int64_t)d, &y[0], &y[1]);
+        return;
+    }
+    V_UNROLL
+    for (int i = 0; i < parts; i++) y[i] = load_as(dtype, base, d + i * V_LANES);
 }
 
-/* s[row][key] for keys [0, end), end a multiple of the keys of a step or followed by readable rows. */
-VFN void few_scores(int rows, int dtype, const float *q, int dim, const char *const *k, int end, const char *const *next, int bytes, float *s)
+/* (even, odd) to (low, high). */
+#if V_LANES == 1
+VFN void join_parts(v_f32 *y) { (void)y; }
+#else
+#if V_LANES == 16
+#define JOIN_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define JOIN_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif V_LANES == 8
+#define JOIN_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define JOIN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define JOIN_LOW 0, 4, 1, 5
+#define JOIN_HIGH 2, 6, 3, 7
+#endif
+VFN void join_parts(v_f32 *y)
 {
-    enum { ACCS = V_FEW_ACCS };
-    const int step = ACCS / rows;
+    const v_f32 low = __builtin_shufflevector(y[0], y[1], JOIN_LOW), high = __builtin_shufflevector(y[0], y[1], JOIN_HIGH);
+    y[0] = low;
+    y[1] = high;
+}
+#endif
+
+/* Q of one row into the order in which load_parts reads keys. */
+static void split_query(float *q, int dim)
+{
+    float even[V_LANES], odd[V_LANES];
+    for (int d = 0; d + 2 * V_LANES <= dim; d += 2 * V_LANES) {
+        for (int i = 0; i < V_LANES; i++) {
+            even[i] = q[d + 2 * i];
+            odd[i] = q[d + 2 * i + 1];
+        }
+        memcpy(q + d, even, sizeof even);
+        memcpy(q + d + V_LANES, odd, sizeof odd);
+    }
+}
+
+/* Lines to ask for while something else is multiplied: rows[row .. end), `span` bytes of each, a few at a time. Into the second level: the first
+ * holds what is multiplied now. In the order of memory, so that the machine's own prefetcher joins in. */
+typedef struct ahead {
+    const char *const *rows;
+    int row, end, at, span;
+    int lines;                          /* in all, rounded up */
+} ahead;
+
+static ahead ahead_of(const char *const *rows, int first, int end, int span)
+{
+    return (ahead){ rows, first, end, 0, span, (end - first) * ((span + 63) / 64) };
+}
+
+VFN void ask(ahead *a, int lines)
+{
+    while (lines > 0 && a->row < a->end) {
+        const char *p = a->rows[a->row] + a->at;
+        const int left = (a->span - a->at + 63) / 64, n = lines < left ? lines : left;
+        for (int i = 0; i < n; i++) __builtin_prefetch(p + 64 * i, 0, 2);
+        lines -= n;
+        a->at += 64 * n;
+        if (n < left) continue;
+        a->at = 0;
+        a->row++;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ scores */
+
+enum { ACCS = V_FEW_ACCS };
+
+/* acc[row][key] += over `parts` vectors of d. Whichever of rows and keys are fewer wait in registers. */
+VFN void few_step(int rows, int keys, int parts, int dtype, const float *q, int dim, const char *const *k, int d, v_f32 *acc)
+{
+    if (rows <= keys) {
+        v_f32 x[2 * FEW];
+        V_UNROLL
+        for (int i = 0; i < rows * parts; i++) x[i] = v_load(q + (int64_t)(i / parts) * dim + d + i % parts * V_LANES);
+        V_UNROLL
+        for (int j = 0; j < keys; j++) {
+            v_f32 y[2];
+            load_parts(dtype, parts, k[j], d, y);
+            V_UNROLL
+            for (int i = 0; i < rows * parts; i++) acc[i / parts * keys + j] = v_fma(x[i], y[i % parts], acc[i / parts * keys + j]);
+        }
+    } else {
+        v_f32 y[2 * ACCS];
+        V_UNROLL
+        for (int j = 0; j < keys; j++) load_parts(dtype, parts, k[j], d, y + j * parts);
+        V_UNROLL
+        for (int i = 0; i < rows * parts; i++) {
+            const v_f32 x = v_load(q + (int64_t)(i / parts) * dim + d + i % parts * V_LANES);
+            V_UNROLL
+            for (int j = 0; j < keys; j++) acc[i / parts * keys + j] = v_fma(x, y[j * parts + i % parts], acc[i / parts * keys + j]);
+        }
+    }
+}
+
+/* s[row][key] for keys [0, end), rounded up to the keys of a step: k[] has KEYS readable rows. */
+VFN void few_scores(int rows, int dtype, const float *q, int dim, const char *const *k, int end, ahead *next, float *s)
+{
+    const int step = ACCS / rows, lines = (next->lines * step + end - 1) / end;
     for (int key = 0; key < end; key += step) {
         v_f32 acc[ACCS];
         float sums[ACCS];
+        int d = 0;
         V_UNROLL
         for (int i = 0; i < ACCS; i++) acc[i] = v_set(0.0f);
-        for (int d = 0; d < dim; d += V_LANES) {
-            v_f32 y[ACCS];
-            V_UNROLL
-            for (int j = 0; j < step; j++) y[j] = load_as(dtype, k[key + j], d);
-            V_UNROLL
-            for (int r = 0; r < rows; r++) {
-                const v_f32 x = v_load(q + (int64_t)r * dim + d);
-                V_UNROLL
-                for (int j = 0; j < step; j++) acc[r * step + j] = v_fma(x, y[j], acc[r * step + j]);
-            }
-        }
+        for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k + key, d, acc);
+        for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k + key, d, acc);
         V_UNROLL
         for (int i = 0; i < ACCS; i += V_LANES) v_store(sums + i, sum_lanes(acc + i));
         V_UNROLL
         for (int r = 0; r < rows; r++) memcpy(s + r * KEYS + key, sums + r * step, (size_t)step * sizeof *s);
-        if (next)
-            for (int j = 0; j < step; j++) ask(next[key + j], bytes);
+        ask(next, lines);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ values */
 
-/* vecs vectors of d from `d` on. */
-VFN void few_values_strip(int rows, int dtype, int vecs, const float *p, const char *const *v, int first, int end, const float *alpha, float *o,
-                          int64_t o_step, int d)
+typedef struct few_sums {
+    const float *p;                     /* [row][KEYS] */
+    const char *const *v;               /* [KEYS] */
+    int first, end, dim;
+    ahead *next;
+    const float *alpha;
+    float *o;                           /* [row][dim] */
+} few_sums;
+
+enum { MAX_VECS = 8, ASK_KEYS = 8 };
+
+/* `vecs` vectors of d from `d` on, in parts of `parts`. */
+VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, int d, int lines)
 {
-    v_f32 acc[FEW * 8];
+    v_f32 acc[FEW * MAX_VECS];
     V_UNROLL
     for (int i = 0; i < rows * vecs; i++) acc[i] = v_set(0.0f);
-    for (int key = first; key < end; key++) {
-        v_f32 y[8];
-        V_UNROLL
-        for (int i = 0; i < vecs; i++) y[i] = load_as(dtype, v[key], d + i * V_LANES);
-        V_UNROLL
-        for (int r = 0; r < rows; r++) {
-            const v_f32 x = v_set(p[r * KEYS + key]);
+    for (int key = x->first; key < x->end; ) {
+        const int stop = key + ASK_KEYS < x->end ? key + ASK_KEYS : x->end;
+        ask(x->next, lines);
+        for (; key < stop; key++) {
+            v_f32 y[MAX_VECS];
             V_UNROLL
-            for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(x, y[i], acc[r * vecs + i]);
+            for (int i = 0; i < vecs; i += parts) load_parts(dtype, parts, x->v[key], d + i * V_LANES, y + i);
+            V_UNROLL
+            for (int r = 0; r < rows; r++) {
+                const v_f32 p = v_set(x->p[r * KEYS + key]);
+                V_UNROLL
+                for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(p, y[i], acc[r * vecs + i]);
+            }
         }
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
-        const v_f32 a = v_set(alpha[r]);
+        const v_f32 a = v_set(x->alpha[r]);
         V_UNROLL
         for (int i = 0; i < vecs; i++) {
-            float *at = o + r * o_step + d + i * V_LANES;
-            v_store(at, v_fma(v_load(at), a, acc[r * vecs + i]));
+            float *o = x->o + (int64_t)r * x->dim + d + i * V_LANES;
+            if (parts == 2 && i % 2 == 0) join_parts(acc + r * vecs + i);
+            v_store(o, v_fma(v_load(o), a, acc[r * vecs + i]));
         }
     }
 }
 
-VFN void few_values(int rows, int dtype, const float *p, const char *const *v, int first, int end, const float *alpha, float *o, int dim,
-                    const char *const *next, int bytes)
+VFN void few_values(int rows, int dtype, const few_sums *x)
 {
-    const int vecs = V_FEW_ACCS / rows > 8 ? 8 : V_FEW_ACCS / rows;
+    const int vecs = ACCS / rows > MAX_VECS ? MAX_VECS : ACCS / rows, parts = splits(dtype) && vecs > 1 ? 2 : 1;
+    const int turns = (x->dim + vecs * V_LANES - 1) / (vecs * V_LANES) * ((x->end - x->first + ASK_KEYS - 1) / ASK_KEYS);
+    const int lines = (x->next->lines + turns - 1) / turns;
     int d = 0;
-    if (next)
-        for (int key = 0; key < KEYS; key++) ask(next[key], bytes);
-    for (; d + vecs * V_LANES <= dim; d += vecs * V_LANES) few_values_strip(rows, dtype, vecs, p, v, first, end, alpha, o, dim, d);
-    for (; d < dim; d += V_LANES) few_values_strip(rows, dtype, 1, p, v, first, end, alpha, o, dim, d);
+    for (; d + vecs * V_LANES <= x->dim; d += vecs * V_LANES) few_strip(rows, dtype, vecs, parts, x, d, lines);
+    for (; d < x->dim; d += V_LANES) few_strip(rows, dtype, 1, 1, x, d, lines);
 }
 
 /* -------------------------------------------------------------------------------------------- by rows and element type */
 
-typedef void scores_fn(const float *q, int dim, const char *const *k, int end, const char *const *next, int bytes, float *s);
-typedef void values_fn(const float *p, const char *const *v, int first, int end, const float *alpha, float *o, int dim, const char *const *next,
-                       int bytes);
+typedef void scores_fn(const float *q, int dim, const char *const *k, int end, ahead *next, float *s);
+typedef void values_fn(const few_sums *x);
 
 #define FEW_KERNELS(rows, type)                                                                                                        \
-    static void scores_##rows##_##type(const float *q, int dim, const char *const *k, int end, const char *const *next, int bytes,     \
-                                       float *s)                                                                                       \
-    { few_scores(rows, FV__DTYPE_##type, q, dim, k, end, next, bytes, s); }                                                            \
-    static void values_##rows##_##type(const float *p, const char *const *v, int first, int end, const float *alpha, float *o, int dim, \
-                                       const char *const *next, int bytes)                                                             \
-    { few_values(rows, FV__DTYPE_##type, p, v, first, end, alpha, o, dim, next, bytes); }
+    static void scores_##rows##_##type(const float *q, int dim, const char *const *k, int end, ahead *next, float *s)                  \
+    { few_scores(rows, FV__DTYPE_##type, q, dim, k, end, next, s); }                                                                   \
+    static void values_##rows##_##type(const few_sums *x) { few_values(rows, FV__DTYPE_##type, x); }
 #define FEW_TYPES(rows) FEW_KERNELS(rows, f32) FEW_KERNELS(rows, f16) FEW_KERNELS(rows, bf16)
 FEW_TYPES(1)
 FEW_TYPES(2)
@@ -263,28 +365,43 @@ static void point_unpacked(const char **rows, const float *base, int step)
     for (int i = 0; i < KEYS; i++) rows[i] = (const char *)(base + (int64_t)i * step);
 }
 
-/* next: the block that follows, found already, or NULL. */
-static void attend_few(work *w, block *b, const block *next)
+/* What to ask for of the next block while unit `at` of `units` is at work. Where the heads of a token lie side by side, a share of the tokens with all
+ * heads; else all tokens of this unit's head. */
+static ahead ahead_rows(const work *w, const fv__view *v, int bits, const char *const *rows, int at, int units)
 {
+    const int64_t step = v->stride[w->plan->page_size ? 2 : 1];
+    const int64_t heads = (w->units[units - 1].kv_head - w->units[0].kv_head) * step;
+    if (step == v->width) return ahead_of(rows, KEYS * at / units, KEYS * (at + 1) / units, (int)((heads + v->width) * bits / 8));
+    return ahead_of(rows, 0, KEYS, (int)(v->width * bits / 8));
+}
+
+/* next: the block that follows, found already for the first unit, or NULL. */
+static void attend_few(work *w, block *b, const block *next, int at, int units)
+{
+    const fv__run *r = w->run;
     const int rows = rows_index(w->packed), first = lowest(b->seen), end = above_highest(b->seen);
-    const int k_bytes = (w->dk - w->p->qk_tail) * bits_as(w->p->k) / 8, v_bytes = w->p->v_in_k ? 0 : w->dv * bits_as(w->p->v) / 8;
     const char *k_rows[KEYS], *v_rows[KEYS];
+    ahead none = { 0 }, k_ahead = none, v_ahead = none;
+    if (next) k_ahead = ahead_rows(w, &r->k, bits_as(w->p->k), next->k_row, at, units);
+    if (next && !w->p->v_in_k) v_ahead = ahead_rows(w, &r->v, bits_as(w->p->v), next->v_row, at, units);
     if (!w->k_direct) {
         fetch_keys(w, b, 0, KEYS);
         point_unpacked(k_rows, w->k, w->dk_pad);
     }
     const int k_type = w->k_direct ? type_index(w->p->k) : 0;
-    scores_table[rows][k_type](w->q, w->dk_pad, w->k_direct ? b->k_row : k_rows, end, next ? next->k_row : NULL, k_bytes, w->s);
+    scores_table[rows][k_type](w->q, w->dk_pad, w->k_direct ? b->k_row : k_rows, end, &k_ahead, w->s);
     for (int i = 0; i < w->packed; i++) few_row(w, b, i);
+    const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
     if (!w->v_direct) {
-        if (!w->v_from_k || w->k_direct) fetch_values(w, b, first, end);
-        point_unpacked(v_rows, w->v_from_k && !w->k_direct ? w->k : w->v, w->v_from_k && !w->k_direct ? w->dk_pad : w->dv_pad);
+        if (!from_k) fetch_values(w, b, first, end);
+        point_unpacked(v_rows, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad);
     }
     const int v_type = w->v_direct ? type_index(w->p->v) : 0;
-    values_table[rows][v_type](w->s, w->v_direct ? b->v_row : v_rows, first, end, w->alpha, w->o, w->dv_pad, next ? next->v_row : NULL, v_bytes);
+    const few_sums x = { w->s, w->v_direct ? b->v_row : v_rows, first, end, w->dv_pad, &v_ahead, w->alpha, w->o };
+    values_table[rows][v_type](&x);
 }
 
-/* Q, rows as they are; the rows up to the next kernel's are zero. */
+/* Q, rows as they are; the rows up to the kernel's are zero. */
 static void load_few(work *w)
 {
     const int kernel_rows = 1 << rows_index(w->packed);
@@ -292,6 +409,7 @@ static void load_few(work *w)
         float *out = w->q + (int64_t)i * w->dk_pad;
         if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, out);
         else memset(out, 0, (size_t)w->dk_pad * sizeof *out);
+        if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
         w->alpha[i] = 1;
     }
     memset(w->s, 0, FEW * KEYS * sizeof *w->s);

@@ -126,7 +126,7 @@ static void end_chunk(work *w, int chunk)
         for (int i = 0; i < w->packed; i++)
             merge_state(&w->m_all[i], &w->l_all[i], w->o_all + (int64_t)i * w->dv_pad, w->m[i], w->l[i], w->o + (int64_t)i * w->dv_pad, w->dv_pad);
     }
-    begin_states(w, w->m, w->l, w->o);
+    begin_states(w, w->padded, w->m, w->l, w->o);
 }
 
 static void write_rows(work *w, const float *m, const float *l, float *o)

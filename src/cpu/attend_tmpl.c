@@ -3,7 +3,7 @@
  *
  *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
- *   attend_out.h     merging, slots, output
+ *   attend_out.h     merging, slots, output            attend_sums.h    the weights of keys, a second pass
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. A piece's blocks begin at multiples of 64 keys of its segment, in the invariant mode its chunks at multiples of
@@ -14,6 +14,7 @@
 #include "attend_out.h"
 #include "attend_many.h"
 #include "attend_few.h"
+#include "attend_sums.h"
 
 fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_desc *limits, int workers, fv__kernel_shape *out, fv_error *err);
 size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_shape *shape);
@@ -60,14 +61,15 @@ static void attend_invariant(work *w)
 {
     const fv__piece *piece = w->piece;
     const int64_t end = (int64_t)piece->key_first + piece->num_keys;
-    const int64_t chunk_keys = w->plan->chunk, first_chunk = piece->key_first / chunk_keys;
+    const int64_t origin = fv__plan_origin(w->plan, w->segment), chunk_keys = w->plan->chunk, first_chunk = (origin + piece->key_first) / chunk_keys;
     int64_t done = 0;
     load_many(w);
-    begin_states(w, w->m, w->l, w->o);
-    begin_states(w, w->m_all, w->l_all, w->o_all);
-    for (int64_t key = piece->key_first; key < end; key += KEYS) {
-        if (key / chunk_keys - first_chunk != done) end_chunk(w, (int)done++);
-        if (find_block(w, &w->blocks[0], key, (int)fv__min64(KEYS, end - key))) attend_many(w, &w->blocks[0]);
+    begin_states(w, w->padded, w->m, w->l, w->o);
+    begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
+    for (int64_t key = piece->key_first, next; key < end; key = next) {     /* blocks, too, count from position 0 */
+        next = fv__min64(end, (origin + key) / KEYS * KEYS + KEYS - origin);
+        if ((origin + key) / chunk_keys - first_chunk != done) end_chunk(w, (int)done++);
+        if (find_block(w, &w->blocks[0], key, (int)(next - key))) attend_many(w, &w->blocks[0]);
     }
     end_chunk(w, (int)done);
 }
@@ -77,7 +79,7 @@ static void attend_plain(work *w)
     const fv__piece *piece = w->piece;
     const int64_t end = (int64_t)piece->key_first + piece->num_keys;
     load_many(w);
-    begin_states(w, w->m, w->l, w->o);
+    begin_states(w, w->padded, w->m, w->l, w->o);
     for (int64_t key = piece->key_first; key < end; key += KEYS)
         if (find_block(w, &w->blocks[0], key, (int)fv__min64(KEYS, end - key))) attend_many(w, &w->blocks[0]);
 }
@@ -95,19 +97,63 @@ static block *next_block(const work *w, block *b, int64_t *key, int64_t end)
     return NULL;
 }
 
-static void attend_streamed(work *w)
+/* `units` pieces of the same rows and keys, of different head units. */
+static void attend_streamed(work *w, const fv__piece *pieces, int units)
 {
-    const fv__piece *piece = w->piece;
-    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
-    int64_t key = piece->key_first;
-    load_few(w);
-    begin_states(w, w->m, w->l, w->o);
+    const int64_t end = (int64_t)pieces->key_first + pieces->num_keys;
+    const int rows = 1 << rows_index(w->packed);
+    int64_t key = pieces->key_first;
+    for (int u = 0; u < units; u++) place_unit(w, u, rows, &pieces[u]);
+    for (int u = 0; u < units; u++) {
+        enter_unit(w, u);
+        load_few(w);
+        begin_states(w, rows, w->m, w->l, w->o);
+    }
+    enter_unit(w, 0);
     block *b = next_block(w, &w->blocks[0], &key, end);
     while (b) {
         block *next = next_block(w, b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0], &key, end);
-        attend_few(w, b, next);
+        for (int u = 0; u < units; u++) {
+            enter_unit(w, u);
+            shift_block(w, b, u ? w->units[u].kv_head - w->units[u - 1].kv_head : 0);
+            point_rows(w, b);
+            attend_few(w, b, next, u, units);
+        }
+        enter_unit(w, 0);
         b = next;
     }
+    for (int u = 0; u < units; u++) {
+        enter_unit(w, u);
+        end_piece(w);
+    }
+    enter_unit(w, 0);
+}
+
+/* How many of the pieces from the first on can be done together. */
+static int together(const work *w, const fv__piece *p, int count)
+{
+    const int most = fv__min32(UNITS, w->max_packed >> rows_index(w->packed));
+    int n = 1;
+    if (w->refine_any) return 1;        /* masks by head */
+    while (n < count && n < most && p[n].segment == p->segment && p[n].row_first == p->row_first && p[n].num_rows == p->num_rows
+           && p[n].key_first == p->key_first && p[n].num_keys == p->num_keys)
+        n++;
+    return n;
+}
+
+/* Does the first of `count` pieces, and maybe more. Returns how many. */
+static int attend_pieces(work *w, const fv__piece *pieces, int count)
+{
+    begin_piece(w, pieces);
+    if (!w->plan->invariant && w->packed <= FEW) {
+        const int n = together(w, pieces, count);
+        attend_streamed(w, pieces, n);
+        return n;
+    }
+    if (w->plan->invariant) attend_invariant(w);
+    else attend_plain(w);
+    end_piece(w);
+    return 1;
 }
 
 void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int worker, void *scratch)
@@ -120,16 +166,15 @@ void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int w
     memset(w, 0, sizeof *w);
     lay_out(w, scratch, run->problem, shape);
     begin(w, run);
-    for (int32_t i = first[worker]; i < first[worker + 1]; i++) {
-        begin_piece(w, &pieces[i]);
-        if (plan->invariant) attend_invariant(w);
-        else if (w->packed <= FEW) attend_streamed(w);
-        else attend_plain(w);
-        end_piece(w);
-    }
+    w->max_packed = shape->max_packed;
+    for (int32_t i = first[worker]; i < first[worker + 1]; ) i += attend_pieces(w, &pieces[i], first[worker + 1] - i);
 }
 
 void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int part, int num_parts, void *scratch)
 {
-    (void)run; (void)shape; (void)part; (void)num_parts; (void)scratch;
+    work *w = scratch;
+    memset(w, 0, sizeof *w);
+    lay_out(w, scratch, run->problem, shape);
+    begin(w, run);
+    sum_keys(w, shape, part, num_parts);
 }

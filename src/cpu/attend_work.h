@@ -126,6 +126,15 @@ typedef struct block {
     uint64_t *mask;                     /* [packed rows] bit i: sees key i */
 } block;
 
+/* A head unit of the piece; pieces that differ in nothing else are done together, so that memory is read in its order. */
+typedef struct unit_work {
+    const fv__piece *piece;
+    int q_head, kv_head;                /* its first q head */
+    float *q, *m, *l, *o, *alpha;
+} unit_work;
+
+enum { UNITS = 16 };
+
 typedef struct work {
     const fv__run *run;
     const fv__problem *p;
@@ -137,6 +146,7 @@ typedef struct work {
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
+    int max_packed;
 
     /* the piece */
     const fv__piece *piece;
@@ -146,8 +156,9 @@ typedef struct work {
     float k_factor, v_factor;           /* tensor and head scales; 1 where they are applied to the elements */
     int32_t first_all, last_all;        /* positions that every row sees by its bounds */
     bool refine_any;
+    unit_work units[UNITS];
 
-    /* scratch */
+    /* scratch; q and the states are those of the unit at hand */
     row *rows;                          /* [packed_max] */
     float *q;                           /* many: [chunk][dk][rows of the chunk]; few: [packed][dk_pad] */
     float *m, *l, *o;                   /* states [padded], [padded], [padded][dv_pad] */
@@ -333,24 +344,22 @@ static void load_query(const work *w, const row *r, int head, float *out)
         if (w->hooks[u]->query) w->hooks[u]->query(out, w->dk, w->run->args[u], &at);
 }
 
-static void begin_states(work *w, float *m, float *l, float *o)
+static void begin_states(const work *w, int rows, float *m, float *l, float *o)
 {
-    for (int i = 0; i < w->padded; i++) {
+    for (int i = 0; i < rows; i++) {
         m[i] = -infinity;
         l[i] = 0;
     }
-    memset(o, 0, (size_t)w->padded * (size_t)w->dv_pad * sizeof *o);
+    memset(o, 0, (size_t)rows * (size_t)w->dv_pad * sizeof *o);
 }
 
-static void begin_piece(work *w, const fv__piece *piece)
+static void begin_rows(work *w, const fv__piece *piece)
 {
     w->piece = piece;
     w->segment = &FV__PLAN_ARRAY(w->plan, const fv__segment, segments)[piece->segment];
     w->num_rows = piece->num_rows;
     w->packed = piece->num_rows * w->unit_heads;
     w->padded = pad_lanes(w->packed);
-    w->kv_head = piece->unit / w->plan->units_per_kv_head;
-    w->q_head = piece->unit * w->unit_heads;
     w->first_all = INT32_MIN;
     w->last_all = INT32_MAX;
     w->refine_any = false;
@@ -361,7 +370,45 @@ static void begin_piece(work *w, const fv__piece *piece)
         w->last_all = fv__min32(w->last_all, r->last);
         w->refine_any |= r->refine;
     }
+}
+
+static void begin_unit(work *w, const fv__piece *piece)
+{
+    w->piece = piece;
+    w->kv_head = piece->unit / w->plan->units_per_kv_head;
+    w->q_head = piece->unit * w->unit_heads;
     w->k_factor = w->has_key ? 1.0f : constant_scale(w, &w->run->k_scale);
     w->v_factor = w->has_value ? 1.0f : constant_scale(w, &w->run->v_scale);
     w->score_scale = w->p->scale * w->k_factor * (w->has_score || w->has_weight ? 1.0f : V_LOG2E);
+}
+
+static void begin_piece(work *w, const fv__piece *piece)
+{
+    begin_rows(w, piece);
+    begin_unit(w, piece);
+}
+
+/* Unit i of the pieces that are done together: Q, states of `rows` packed rows each. */
+static void place_unit(work *w, int i, int rows, const fv__piece *piece)
+{
+    unit_work *u = &w->units[i];
+    u->piece = piece;
+    u->kv_head = piece->unit / w->plan->units_per_kv_head;
+    u->q_head = piece->unit * w->unit_heads;
+    u->q = w->q + (int64_t)i * rows * w->dk_pad;
+    u->o = w->o + (int64_t)i * rows * w->dv_pad;
+    u->m = w->m + i * rows;
+    u->l = w->l + i * rows;
+    u->alpha = w->alpha + i * rows;
+}
+
+static void enter_unit(work *w, int i)
+{
+    const unit_work *u = &w->units[i];
+    begin_unit(w, u->piece);
+    w->q = u->q;
+    w->m = u->m;
+    w->l = u->l;
+    w->o = u->o;
+    w->alpha = u->alpha;
 }

@@ -118,9 +118,23 @@ VFN v_f32 v_of_bits(v_u32 x) { return (v_f32)x; }
 #define V_TRUTH(condition) ((v_i32)(condition))
 #define V_CONVERT(x, type) __builtin_convertvector(x, type)
 
-VFN v_u32 v_load_u8(const void *p) { return __builtin_convertvector(*(const v_u8_any *)p, v_u32); }
-VFN v_u32 v_load_u16(const void *p) { return __builtin_convertvector(*(const v_u16_any *)p, v_u32); }
+#ifndef V_WIDEN16
+#define V_WIDEN8(x) __builtin_convertvector(x, v_u32)
+#define V_WIDEN16(x) __builtin_convertvector(x, v_u32)
+#endif
+VFN v_u32 v_load_u8(const void *p) { return V_WIDEN8(*(const v_u8_any *)p); }
+VFN v_u32 v_load_u16(const void *p) { return V_WIDEN16(*(const v_u16_any *)p); }
+#if V_LANES == 8 && !defined __clang__
+VFN void v_store_u8(void *p, v_u32 x)   /* as a shuffle: gcc's conversion takes the lanes out one by one */
+{
+    typedef uint8_t bytes __attribute__((vector_size(32)));
+    const bytes low = { 0, 4, 8, 12, 16, 20, 24, 28 };
+    const bytes r = __builtin_shuffle((bytes)x, low);
+    __builtin_memcpy(p, &r, 8);
+}
+#else
 VFN void v_store_u8(void *p, v_u32 x) { *(v_u8_any *)p = __builtin_convertvector(x, v_u8); }
+#endif
 VFN void v_store_u16(void *p, v_u32 x) { *(v_u16_any *)p = __builtin_convertvector(x, v_u16); }
 
 #ifdef V_MOVEMASK
@@ -134,6 +148,19 @@ VFN uint32_t v_movemask(v_mask m)       /* lane i to bit i */
 }
 #endif
 #endif
+
+/* 2 * V_LANES elements of bf16 from memory: those at even places and those at odd places, without a shuffle. */
+VFN void v_split_bf16(const void *p, v_f32 *even, v_f32 *odd)
+{
+#if V_LANES == 1
+    uint32_t u;
+    __builtin_memcpy(&u, p, 4);
+#else
+    const v_u32 u = (v_u32)*(const v_i32_any *)p;
+#endif
+    *even = v_of_bits(u << 16);
+    *odd = v_of_bits(u & 0xFFFF0000u);
+}
 
 typedef struct v_pair {
     v_f32 lo, hi;

@@ -24,10 +24,14 @@
 #define V_MAX(a, b)     __builtin_ia32_maxps512_mask(a, b, (v_f32){ 0 }, (unsigned short)-1, 4)
 #define V_MIN(a, b)     __builtin_ia32_minps512_mask(a, b, (v_f32){ 0 }, (unsigned short)-1, 4)
 #define V_SQRT(a)       __builtin_ia32_sqrtps512_mask(a, (v_f32){ 0 }, (unsigned short)-1, 4)
+/* gcc 12 makes five instructions of a widening __builtin_convertvector */
+#define V_WIDEN8(x)     ((v_u32)__builtin_ia32_pmovzxbd512_mask((v_i8q)(x), (v_i32){ 0 }, (unsigned short)-1))
+#define V_WIDEN16(x)    ((v_u32)__builtin_ia32_pmovzxwd512_mask((v_i16h)(x), (v_i32){ 0 }, (unsigned short)-1))
 #endif
 #define V_FMA(a, b, c)  __builtin_ia32_vfmaddps512_mask(a, b, c, (unsigned short)-1, 4)
 #define V_MOVEMASK(m)   ((uint32_t)(unsigned short)__builtin_ia32_cvtd2mask512(m))
 #define V_FROM_F16(h)   __builtin_ia32_vcvtph2ps512_mask((v_i16h)(h), (v_f32){ 0 }, (unsigned short)-1, 4)
 #define V_TO_F16(x)     ((v_u16)__builtin_ia32_vcvtps2ph512_mask(x, 0, (v_i16h){ 0 }, (unsigned short)-1))
 typedef short v_i16h __attribute__((vector_size(32)));
+typedef char v_i8q __attribute__((vector_size(16)));
 #endif
