@@ -16,13 +16,13 @@
 typedef struct replay_options {
     cli_device device;
     const char *model, *heads, *dtype, *kv_dtype, *sharing, *prefix, *bounds, *json, *report;
-    int64_t dim, dim_v, window, layers, requests, token_budget, max_requests, page_size, pages, seed, check;
+    int64_t dim, dim_v, window, layers, requests, max_length, token_budget, max_requests, page_size, pages, seed, check;
     double speed;
     bool invariant, digest;
 } replay_options;
 
 static const replay_options defaults = {
-    .model = "llama-3.1-8b", .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on", .dim = 128, .window = -1, .requests = 64,
+    .model = "llama-3.1-8b", .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on", .dim = 128, .window = -1, .requests = 64, .max_length = 1 << 25,
     .token_budget = 2048, .max_requests = 256, .page_size = 16, .seed = 1, .check = 2,
 };
 
@@ -38,6 +38,7 @@ static int parse(int argc, char **argv, replay_options *o, int *first)
         { "window", "N", "by hand: keys that a row sees before itself (all)", CLI_INT, &o->window, 0, 1 << 24, NULL },
         { "layers", "N", "layers to serve (2, or as many as show every kind)", CLI_INT, &o->layers, 1, 1024, NULL },
         { "requests", "N", "take the first N of the trace (64; 0: all)", CLI_INT, &o->requests, 0, 1e9, NULL },
+        { "max-length", "N", "leave out requests of more than N tokens (none)", CLI_INT, &o->max_length, 1, 1 << 25, NULL },
         { "speed", "X", "honour arrival times, X times as fast (0: all are there at once)", CLI_REAL, &o->speed, 0, 1e9, NULL },
         { "token-budget", "N", "tokens computed in a step at most (2048)", CLI_INT, &o->token_budget, 1, 1 << 20, NULL },
         { "max-requests", "N", "requests that run at once at most (256)", CLI_INT, &o->max_requests, 1, 1 << 16, NULL },
@@ -95,14 +96,14 @@ static int configure(replay *r, const replay_options *o)
     return CLI_OK;
 }
 
-static int read_trace(replay *r, int64_t requests)
+static int read_trace(replay *r, const replay_options *o)
 {
     trace_error problem = { 0 };
     size_t size;
     char *text = cli_read_file(r->path, &size);
     if (!text)
         return cli_misuse("%s: %s", r->path, strerror(errno));
-    const bool good = trace_read(text, size, requests ? requests : INT64_MAX, &r->trace, &problem);
+    const bool good = trace_read(text, size, o->requests ? o->requests : INT64_MAX, o->max_length, &r->trace, &problem);
     free(text);
     if (!good)
         return cli_misuse("%s:%lld: %s", r->path, (long long)problem.line, problem.text);
@@ -388,7 +389,7 @@ int cmd_replay(int argc, char **argv)
         return code;
     if (!memory_supported(&o.device))
         return CLI_FAILED;
-    if ((code = read_trace(&r, o.requests)) == CLI_OK && (code = choose_pool(&r, o.pages)) == CLI_OK) {
+    if ((code = read_trace(&r, &o)) == CLI_OK && (code = choose_pool(&r, o.pages)) == CLI_OK) {
         r.checker = (checker){ .trace = &r.trace, .rows_per_step = o.check, .digesting = o.digest, .random = r.config.seed };
         code = run(&r, &o);
     }

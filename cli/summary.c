@@ -74,6 +74,8 @@ static void add_load_lines(const replay *r, summary *s)
         input += r->trace.requests[i].input;
     line(s, "requests", "%lld served, %lld rejected (larger than the pool), %lld preemptions, at most %lld at once",
          (long long)q->finished, (long long)q->rejected, (long long)q->preempted, (long long)q->peak_running);
+    if (r->trace.left_out)
+        line(s, "left out", "%lld requests, longer than --max-length", (long long)r->trace.left_out);
     line(s, "tokens", "%lld in, %lld out; %lld computed in %lld steps", (long long)input, (long long)q->generated,
          (long long)r->rows, (long long)r->num_steps);
     line(s, "throughput", "%.0f tokens/s computed, %.0f tokens/s handed out, in %.2f s of work", (double)r->rows / s->busy,
@@ -245,8 +247,8 @@ static json_t *json_check(const checker *c)
 bool json_summary(FILE *out, const replay *r, const summary *s)
 {
     const scheduler *q = &r->scheduler;
-    return write_line(out, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}",
-        "type", "summary", "served", (json_int_t)q->finished, "rejected", (json_int_t)q->rejected,
+    return write_line(out, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}",
+        "type", "summary", "served", (json_int_t)q->finished, "left_out", (json_int_t)r->trace.left_out, "rejected", (json_int_t)q->rejected,
         "preempted", (json_int_t)q->preempted, "steps", (json_int_t)r->num_steps, "rows", (json_int_t)r->rows,
         "generated", (json_int_t)q->generated, "clock_s", r->clock, "run", json_run(r), "times", json_times(s),
         "rates", json_rates(r, s), "cache", json_cache(r, s), "check", json_check(&r->checker)));

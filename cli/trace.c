@@ -11,8 +11,9 @@
 typedef struct reader {
     trace *out;
     trace_error *err;
-    int64_t line, room, block_room;
-    double origin, last;                /* arrival of the first and of the latest request, in seconds */
+    int64_t line, room, block_room, max_tokens;
+    bool started;
+    double origin, last;                /* arrival of the first and of the latest request of the file, in seconds */
     bool (*read_line)(struct reader *r, const char *line, size_t size);
 } reader;
 
@@ -48,8 +49,9 @@ static void add_block(reader *r, uint64_t value)
 /* Arrival times count from the first request and never run backwards. */
 static bool set_arrival(reader *r, trace_request *q, double seconds)
 {
-    if (r->out->count == 1)
+    if (!r->started)
         r->origin = r->last = seconds;
+    r->started = true;
     if (seconds < r->last)
         return expected(r, "a timestamp that is not before the one of the line above");
     r->last = seconds;
@@ -243,6 +245,18 @@ static bool mooncake_line(reader *r, const char *line, size_t size)
 
 /* ---- both ---- */
 
+/* Drops the request that was just read if it is too long. */
+static void leave_out(reader *r)
+{
+    trace *t = r->out;
+    const trace_request *q = t->count ? &t->requests[t->count - 1] : NULL;
+    if (!q || q->line != r->line || q->input + q->output <= r->max_tokens)
+        return;
+    t->num_blocks = q->block_first;
+    t->count--;
+    t->left_out++;
+}
+
 /* Calls read_line for each line, without its end (\n or \r\n), until there are enough requests. */
 static bool read_lines(reader *r, const char *text, size_t size, int64_t max_requests)
 {
@@ -257,19 +271,19 @@ static bool read_lines(reader *r, const char *text, size_t size, int64_t max_req
             return expected(r, "a request, not an empty line");
         if (!r->read_line(r, line, n))
             return false;
+        leave_out(r);
     }
-    if (r->out->count == 0) {
-        r->line++;
-        return expected(r, "at least one request");
-    }
-    return true;
+    if (r->out->count > 0)
+        return true;
+    r->line++;
+    return expected(r, r->out->left_out ? "at least one request that is not left out as too long" : "at least one request");
 }
 
-bool trace_read(const char *text, size_t size, int64_t max_requests, trace *out, trace_error *err)
+bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max_tokens, trace *out, trace_error *err)
 {
     const bool json = size && text[0] == '{';
     *out = (trace){ .format = json ? "Mooncake JSONL" : "Azure CSV" };
-    reader r = { .out = out, .err = err, .read_line = json ? mooncake_line : azure_line };
+    reader r = { .out = out, .err = err, .max_tokens = max_tokens, .read_line = json ? mooncake_line : azure_line };
     if (read_lines(&r, text, size, max_requests))
         return true;
     trace_free(out);

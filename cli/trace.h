@@ -31,6 +31,7 @@ typedef struct trace {
     int64_t count;
     uint64_t *blocks;                   /* chained: a block's value stands for all tokens up to its end */
     int64_t num_blocks;
+    int64_t left_out;                   /* requests that were read but are longer than asked for */
 } trace;
 
 typedef struct trace_error {
@@ -38,8 +39,9 @@ typedef struct trace_error {
     char text[240];                     /* what was expected */
 } trace_error;
 
-/* Reads at most max_requests requests from a file's text (NUL behind its end). On failure *out is empty. */
-bool trace_read(const char *text, size_t size, int64_t max_requests, trace *out, trace_error *err);
+/* Reads a file's text (NUL behind its end) until max_requests requests of at most max_tokens (input and output) are found; longer ones are
+ * left out. On failure *out is empty. */
+bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max_tokens, trace *out, trace_error *err);
 void trace_free(trace *t);
 
 /* What stands at token `position` of request r, as a number: equal for two requests whose tokens are equal by their hash ids up to there.

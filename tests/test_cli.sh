@@ -103,6 +103,8 @@ for i in 1 2 3 4 5 6 7 8 9; do
 done >"$shared"
 printf '{"timestamp": 500, "input_length": 700, "output_length": 20, "hash_ids": [900, 901]}\n' >>"$shared"
 head -n 2 "$mooncake" >"$work/mooncake.jsonl"
+expect 0 "4 served" replay "${small[@]}" --max-length 1100 --check 1 "$shared"
+expect 2 "left out as too long" replay "${small[@]}" --max-length 10 "$shared"
 expect 0 "2 served" replay "${small[@]}" --check 1 "$work/mooncake.jsonl"
 expect 0 "of a streaming read" replay "${small[@]}" --requests 1 --bounds on "$azure"
 for trace in "$azure" "$shared"; do
