@@ -175,14 +175,16 @@ static int take_shape(const char *name, int ndim, const int64_t *shape, const in
         PyErr_Format(PyExc_ValueError, "%s has %d axes; at most %d", name, ndim, FV_MAX_DIMS);
         return -1;
     }
+    bool empty = false;
+    for (int i = 0; i < ndim; i++) empty = empty || shape[i] == 0;
     int64_t dense = 1;
     out->tensor.ndim = ndim;
     for (int i = ndim - 1; i >= 0; i--) {
         out->tensor.shape[i] = shape[i];
-        out->tensor.stride[i] = strides ? strides[i] : dense;
-        dense *= shape[i];
+        out->tensor.stride[i] = strides && !empty ? strides[i] : dense;         /* strides of nothing are anything (0, with torch) */
+        dense *= shape[i] > 0 ? shape[i] : 1;
     }
-    if (dense == 0 && !out->tensor.data) out->tensor.data = nothing;
+    if (empty && !out->tensor.data) out->tensor.data = nothing;
     return 0;
 }
 

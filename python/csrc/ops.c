@@ -450,11 +450,14 @@ PyMethodDef op_methods[] = {
     { "copy_pages", CALL(op_copy_pages), KEYWORDS,
       "copy_pages(context, k, v, copies, *, stream=None)\n--\n\nCopies whole pages of k and v (either may be None): copies is a sequence of (src, dst), as Cache.fork answers." },
     { "supports", CALL(op_supports), KEYWORDS,
-      "supports(context, problem, *, max_requests, max_rows, max_kv_tokens, ...)\n--\n\nThe name of the kernel that would serve this problem with these maxima (those of Plan). "
+      "supports(context, problem, *, max_requests, max_rows, max_kv_tokens, max_pages=0, max_segments=0, max_segment_rows=0, max_levels=0, splits=0, workers=0, chunk=0,\n"
+      "        invariant=False, checked=False, sharing=\"off\", workspace=None)\n--\n\nThe name of the kernel that would serve this problem with these maxima (those of Plan). "
       "UnsupportedError has each kernel's reason." },
     { "plan_sizes", CALL(op_plan_sizes), KEYWORDS,
-      "plan_sizes(context, problem, *, max_requests, max_rows, max_kv_tokens, ...)\n--\n\nExact bytes of a plan: host_bytes, device_bytes, workspace_bytes, max_pieces, max_partials, workers." },
+      "plan_sizes(context, problem, *, max_requests, max_rows, max_kv_tokens, max_pages=0, max_segments=0, max_segment_rows=0, max_levels=0, splits=0, workers=0, chunk=0,\n"
+      "        invariant=False, checked=False, sharing=\"off\", workspace=None)\n--\n\nExact bytes of a plan: host_bytes, device_bytes, workspace_bytes, max_pieces, max_partials, workers." },
     { "warm", CALL(op_warm), KEYWORDS,
-      "warm(context, problems, *, max_requests, max_rows, max_kv_tokens, ...)\n--\n\nCompiles what these problems need, now. Blocks." },
+      "warm(context, problems, *, max_requests, max_rows, max_kv_tokens, max_pages=0, max_segments=0, max_segment_rows=0, max_levels=0, splits=0, workers=0, chunk=0,\n"
+      "        invariant=False, checked=False, sharing=\"off\", workspace=None)\n--\n\nCompiles what these problems need, now. Blocks." },
     { NULL, NULL, 0, NULL },
 };

@@ -111,7 +111,7 @@ class TorchLib:
         return getattr(self.torch, word)
 
     def array(self, x, word="float32"):
-        return self.torch.from_numpy(np.ascontiguousarray(x, np.float32)).to(self.dtype(word))
+        return self.torch.from_numpy(np.array(x, np.float32)).to(self.dtype(word))
 
     def ints(self, x):
         return self.torch.from_numpy(np.asarray(x, np.int32))
