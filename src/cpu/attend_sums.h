@@ -75,7 +75,7 @@ static void sum_chunk(summing *x, block *b, chunk *c, float *sums)
     for (int i = 0; i < c->rows && c->first + i < w->packed; i++) {
         const int packed = c->first + i;
         sum_row(x, b, c, packed, sums);
-        const bool last = packed + 1 == w->packed || w->rows[(packed + 1) / w->unit_heads].request != w->rows[packed / w->unit_heads].request;
+        const bool last = i + 1 == c->rows || packed + 1 == w->packed || w->rows[(packed + 1) / w->unit_heads].request != w->rows[packed / w->unit_heads].request;
         if (!last) continue;
         add_sums(x, &w->rows[packed / w->unit_heads], b, sums);
         memset(sums, 0, KEYS * sizeof *sums);
