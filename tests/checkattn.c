@@ -5,12 +5,14 @@
  *
  * For each row: the answer and the bytes are made once, here; then a child process for each element type and CPU level opens
  * a context, runs the ways and reports each through a pipe. A child that dies or hangs costs one way: that way has
- * failed, and the next child goes on behind it. What passed can be timed (--time).
+ * failed, and the next child goes on behind it. On a GPU one child runs row after row, for the driver takes long to start:
+ * there such an end costs a row. What passed can be timed (--time).
  *
  * Output: one line per row and level (--verbose: and per way), each failure, totals. Exit 0 only if everything
  * passed; 2 for a wrong call or an unreadable file.
  */
 #include "checkattn.h"
+#include "checkattn_gpu.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -22,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,6 +50,17 @@ static options opt = { .cases = FV_TEST_CASES, .id = "", .seed = 1, .count = 200
 static char levels[MAX_LEVELS][32];     /* CPU levels to run, or the device's name */
 static int num_levels;
 static totals all;
+
+/* What a worker process of a GPU tells its parent while it runs. */
+typedef struct progress {
+    totals all;
+    int row;                            /* that it is at */
+    double beat;                        /* when it last ended something */
+} progress;
+
+static progress *live;                  /* NULL: no GPU */
+static fv_ctx *gpu_ctx;                 /* the worker's */
+static bool device_broken;
 
 /* ----------------------------------------------------------------------------------------------- messages */
 
@@ -165,10 +179,12 @@ static fv_ctx *open_context(const char *level, result *r)
     const bool cpu = !opt.device || !strcmp(opt.device, "cpu");
     const fv_open_desc desc = { .device = cpu ? "cpu" : opt.device, .cpu_isa = cpu ? level : NULL,
                                 .num_threads = opt.threads };
-    fv_ctx *ctx = NULL;
+    fv_ctx *ctx = gpu_ctx;
     fv_error err = { 0 };
-    const fv_status status = fv_open(&desc, &ctx, &err);
+    const fv_status status = ctx ? FV_OK : fv_open(&desc, &ctx, &err);
 
+    if (gpu_on())
+        gpu_ctx = ctx;
     if (status == FV_OK)
         return ctx;
     *r = (result){ .verdict = FAIL };
@@ -203,7 +219,7 @@ static void run_ways(const work *w, int first)
     int num_seen = 0, timed = 0;
 
     tell(w, &m);
-    for (int i = first; i < w->ways->n; i++) {
+    for (int i = first; i < w->ways->n && !device_broken; i++) {
         m.way = i;
         m.kind = BEGINS;
         tell(w, &m);
@@ -216,12 +232,13 @@ static void run_ways(const work *w, int first)
             if (w->st)
                 check_bits(w, i, seen, &num_seen, &m.r);
             timed |= m.r.verdict == PASS;
+            device_broken |= m.r.broken;
         }
         m.kind = ENDS;
         tell(w, &m);
     }
     free(seen);
-    if (ctx)
+    if (ctx && ctx != gpu_ctx)
         fv_close(&ctx);
     m.kind = COMPLETE;
     tell(w, &m);
@@ -282,6 +299,8 @@ static void hear(report *rep, const message *m)
 
     rep->opened |= m->kind == OPENED;
     rep->complete |= m->kind == COMPLETE;
+    if (live)
+        live->beat = now();
     if (m->kind != ENDS)
         return;
     rep->next = m->way + 1;
@@ -381,6 +400,16 @@ static void *make_bits(void *arg)
     return NULL;
 }
 
+enum { MAX_HELPERS = 32 };
+
+/* Threads of the reference: all CPUs, and not those that the engine is told to use. */
+static int reference_threads(void)
+{
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return n < 1 ? 1 : n > MAX_HELPERS ? MAX_HELPERS : (int)n;
+}
+
 /* The dense mask of all requests, each from a byte border. */
 static bool dense_bits(const case_row *row, uint8_t **bits, int64_t **bits_at)
 {
@@ -396,15 +425,18 @@ static bool dense_bits(const case_row *row, uint8_t **bits, int64_t **bits_at)
     for (int r = 0; ok && r < row->num_requests; r++) {
         bit_job job = { .rules = &rules, .out = *bits + at[r] / 8 };
         case_request request;
-        pthread_t helper;
+        pthread_t helper[MAX_HELPERS];
+        int helpers = 0;
         ok = case_request_make(row, &rules, r, 0, row->kv.at[r], &request);
         if (!ok)
             break;
         job.r = request.r;
-        const bool helped = !pthread_create(&helper, NULL, make_bits, &job);
+        while (job.r.rows > 1000 && helpers < reference_threads() - 1
+               && !pthread_create(&helper[helpers], NULL, make_bits, &job))
+            helpers++;
         make_bits(&job);
-        if (helped)
-            pthread_join(helper, NULL);
+        while (helpers > 0)
+            pthread_join(helper[--helpers], NULL);
         case_request_free(&request);
     }
     if (at)
@@ -427,7 +459,7 @@ typedef struct prepared {
 static bool prepare(const case_row *row, prepared *p)
 {
     *p = (prepared){ 0 };
-    if (!case_solve(row, opt.threads > 0 ? opt.threads : 2, &p->answer))
+    if (!case_solve(row, reference_threads(), &p->answer))
         return false;
     if (!row->merge && !(p->seen = case_seen(row)))
         return false;
@@ -769,67 +801,165 @@ static int summary(void)
     return failed || all.not_run || !all.pass;
 }
 
-static bool run_file(void)
-{
-    char why[512];
-    case_file *file = case_read(opt.cases, opt.extended, why, sizeof why);
+/* ------------------------------------------------------------------------------------------- one row after another */
 
-    if (!file) {
-        fprintf(stderr, "checkattn: %s\n", why);
-        return false;
-    }
-    for (int i = 0; i < file->num_rows; i++)
-        if (selected(&file->rows[i])) {
-            if (opt.list)
-                list_row(&file->rows[i]);
-            else
-                run_row(&file->rows[i]);
-        }
-    case_free(file);
-    return true;
-}
+static case_file *the_file;             /* of rows; NULL: random ones */
 
-/* --properties: one file per random row, so that one too large costs nothing of the others. */
-static bool run_random(void)
+static bool run_item(int i)
 {
     static char text[1 << 20];
     char why[512];
 
-    printf("seed %u\n", opt.seed);
-    for (int i = 0; i < opt.count; i++) {
-        random_row(opt.seed, i, text, sizeof text);
-        case_file *file = case_parse("random", text, strlen(text), true, why, sizeof why);
-        if (!file) {
-            fprintf(stderr, "checkattn: %s\n%s", why, text);
-            return false;
+    if (the_file) {
+        if (selected(&the_file->rows[i]))
+            run_row(&the_file->rows[i]);
+        return true;
+    }
+    random_row(opt.seed, i, text, sizeof text);
+    case_file *file = case_parse("random", text, strlen(text), true, why, sizeof why);
+    if (!file) {
+        fprintf(stderr, "checkattn: %s\n%s", why, text);
+        return false;
+    }
+    const totals before = all;
+    if (selected(file->rows))
+        run_row(file->rows);
+    if (all.fail + all.refused + all.not_run > before.fail + before.refused + before.not_run)
+        printf("# to run it again: checkattn --extended --cases FILE\n%s\n", text);
+    case_free(file);
+    return true;
+}
+
+static bool run_items(int first, int last)
+{
+    for (int i = first; i < last && !device_broken; i++) {
+        if (live) {
+            live->row = i;
+            live->beat = now();
         }
-        const totals before = all;
-        if (selected(file->rows))
-            run_row(file->rows);
-        if (all.fail + all.refused + all.not_run > before.fail + before.refused + before.not_run)
-            printf("# to run it again: checkattn --extended --cases FILE\n%s\n", text);
-        case_free(file);
+        if (!run_item(i))
+            return false;
+        if (live)
+            live->all = all;
     }
     return true;
+}
+
+/* The worker of a GPU. Exit status 4: the device is in an error state, go on with a fresh process. */
+static void work_on_gpu(int first, int last)
+{
+    char why[200];
+
+    if (!gpu_open(atoi(opt.device + strlen("cuda:")), why, sizeof why)) {
+        fprintf(stderr, "checkattn: %s: %s\n", opt.device, why);
+        _exit(2);
+    }
+    opt.no_fork = true;
+    all = live->all;
+    const bool ok = run_items(first, last);
+    live->all = all;
+    fflush(NULL);
+    _exit(device_broken ? 4 : ok ? 0 : 2);
+}
+
+/* Waits for the worker; kills one that does nothing for too long. */
+static int wait_for(pid_t child, bool *hung)
+{
+    int status = 0;
+
+    for (*hung = false; waitpid(child, &status, WNOHANG) == 0; usleep(20000))
+        if (!opt.no_limit && now() - live->beat > 900) {
+            *hung = true;
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            return status;
+        }
+    return status;
+}
+
+/* All rows in worker processes, one after another. */
+static bool supervise(int last)
+{
+    live = mmap(NULL, sizeof *live, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (live == MAP_FAILED)
+        return false;
+    for (int first = 0; first < last; first = live->row + 1) {
+        bool hung;
+        live->beat = now();
+        live->row = first;
+        fflush(NULL);
+        const pid_t child = fork();
+        if (child == 0)
+            work_on_gpu(first, last);
+        const int status = wait_for(child, &hung);
+        all = live->all;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            return true;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 2)
+            return false;
+        if (hung || WIFSIGNALED(status)) {
+            printf("FAIL    row %d (%s): the worker %s\n", live->row, the_file ? the_file->rows[live->row].id : "random",
+                   hung ? "hangs" : strsignal(WTERMSIG(status)));
+            live->all.fail++;
+            all = live->all;
+        }
+    }
+    return true;
+}
+
+static bool is_gpu(void)
+{
+    return opt.device && !strncmp(opt.device, "cuda:", 5);
+}
+
+static bool run_all(void)
+{
+    const int last = the_file ? the_file->num_rows : opt.count;
+
+    return is_gpu() ? supervise(last) : run_items(0, last);
+}
+
+static bool open_rows(void)
+{
+    char why[512];
+
+    if (opt.properties) {
+        printf("seed %u\n", opt.seed);
+        return true;
+    }
+    the_file = case_read(opt.cases, opt.extended, why, sizeof why);
+    if (!the_file)
+        fprintf(stderr, "checkattn: %s\n", why);
+    return the_file;
+}
+
+static int list_all(void)
+{
+    for (int i = 0; the_file && i < the_file->num_rows; i++)
+        if (selected(&the_file->rows[i]))
+            list_row(&the_file->rows[i]);
+    case_free(the_file);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
     if (!read_options(argc, argv))
         return usage();
+    if (!open_rows())
+        return 2;
     if (opt.list)
-        return run_file() ? 0 : 2;
+        return list_all();
     if (opt.csv_path && !(opt.csv = fopen(opt.csv_path, "w"))) {
         fprintf(stderr, "checkattn: %s: %s\n", opt.csv_path, strerror(errno));
         return 2;
     }
     if (opt.csv)
         fprintf(opt.csv, "row,class,level,dtype,way,verdict,worst,mO,us,GB/s,TFLOP/s,kernel\n");
-    if (!choose_levels())
-        return 2;
-    if (!(opt.properties ? run_random() : run_file()))
+    if (!choose_levels() || !run_all())
         return 2;
     if (opt.csv)
         fclose(opt.csv);
+    case_free(the_file);
     return summary();
 }

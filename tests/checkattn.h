@@ -56,6 +56,9 @@ typedef struct area {
     bool sparse;
     uint32_t pattern;                   /* in every element */
     int pattern_bytes;
+    uint8_t *device;                    /* GPU: the twin of everything between the guards, else NULL */
+    size_t *real;                       /* sparse, GPU: pairs of offsets of the stretches that are real */
+    int num_real;
 } area;
 
 /* False: no memory. */
@@ -64,6 +67,9 @@ bool area_back(area *a, int64_t first, int64_t bytes);
 void area_fill(area *a, uint32_t pattern);          /* not for sparse ones */
 bool area_freeze(area *a);                          /* read-only from now on */
 bool area_slack_is_clean(const area *a);            /* what lies around the payload still holds the pattern */
+void *area_address(const area *a, int64_t first);   /* of a byte of the payload, where the engine looks for it */
+bool area_push(area *a);                            /* GPU: host to device; else nothing */
+bool area_pull(area *a);                            /* GPU: device to host */
 void area_free(area *a);
 
 /* -------------------------------------------------------------------------------------- stored (checkattn_store.c) */
@@ -132,6 +138,8 @@ typedef struct setup {
     int64_t sums_stride;                /* of key sums, from one KV head to the next */
     void *lists[64];                    /* index arrays and argument memory, to be freed */
     int num_lists;
+    void *twins[64];                    /* GPU: device copies of them */
+    int num_twins;
 
     fv_variant_use uses[MAX_VARIANTS];
     fv_arg use_args[MAX_ARGS], batch_args[MAX_ARGS], run_args[MAX_ARGS];
@@ -150,14 +158,20 @@ typedef struct setup {
 bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *way, const slice *slices, int num_slices);
 void setup_free(setup *s);
 
-/* Fresh O and LSE: NaN where they must be written, 12345 where not. Poisoned scratch memory. */
-void setup_reset(setup *s);
+/* Fresh O and LSE: NaN where they must be written, 12345 where not. Poisoned scratch memory. False: the GPU fails. */
+bool setup_reset(setup *s);
 
 /* Position of row `k` of slice `i`. */
 int64_t setup_position(const setup *s, int i, int64_t k);
 
 /* Memory that lives as long as the set-up. NULL: none left. */
 void *setup_list(setup *s, size_t bytes);
+
+/* Where the engine finds a copy of these bytes: themselves, or on the GPU. NULL: no memory. */
+void *setup_twin(setup *s, void *bytes, size_t count);
+
+/* Brings O, LSE and key sums back from the GPU. */
+bool setup_fetch(setup *s);
 
 /* checkattn_args.c: variants and their arguments, by the row's rules. */
 bool setup_variants(setup *s);
@@ -175,6 +189,7 @@ typedef struct result {
     double us;                          /* time of the run */
     double bytes, flops;                /* what the plan says it reads and computes */
     uint64_t o_bits, lse_bits;          /* hashes of all of O, of all of LSE */
+    bool broken;                        /* the device is in an error state: nothing can run on it any more */
     bool requests_agree;                /* all requests of the row have the same bits */
     char kernel[64];
 } result;

@@ -36,8 +36,14 @@ static void use_number(setup *s, const char *name, double x)
     s->uses[s->num_uses - 1].num_args++;
 }
 
+/* Host data of a tensor argument is taken to where kernels read it. */
 static const fv_tensor *keep_tensor(setup *s, fv_tensor t)
 {
+    size_t n = strcmp(t.dtype, "b1") ? 4 : 1;
+
+    for (int i = 0; i < t.ndim; i++)
+        n *= (size_t)t.shape[i];
+    t.data = setup_twin(s, t.data, strcmp(t.dtype, "b1") ? n : n / 8 + 1);
     s->arg_tensors[s->num_arg_tensors] = t;
     return &s->arg_tensors[s->num_arg_tensors++];
 }
@@ -473,11 +479,12 @@ static bool add_masks(setup *s)
 
 static void add_sums(setup *s)
 {
-    fv_tensor t = matrix(s->sums.base, "f32", s->row->hk, s->total_keys);
+    fv_tensor *t = &s->arg_tensors[s->num_arg_tensors++];
 
-    t.stride[0] = s->sums_stride;
+    *t = matrix(area_address(&s->sums, 0), "f32", s->row->hk, s->total_keys);
+    t->stride[0] = s->sums_stride;
     add_use(s, "key_sums");
-    run_tensor(s, "key_sums", t);
+    s->run_args[s->num_run_args++] = (fv_arg){ .name = "key_sums", .tensor = t };
 }
 
 bool setup_variants(setup *s)

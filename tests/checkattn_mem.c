@@ -5,9 +5,12 @@
  *   | guard | slack (filled) ............. | payload ..... | slack < 256 | guard |
  *
  * A read or write that leaves the mapped pages faults; a write into the slack is found by area_slack_is_clean.
+ * For a GPU all that lies between the guards has a twin in device memory, the guards have none.
  */
 #include "checkattn.h"
+#include "checkattn_gpu.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -50,11 +53,37 @@ bool area_make(area *a, int64_t bytes, int offset, int num_type, uint32_t patter
     a->base = end - bytes - offset;
     a->base -= (uintptr_t)a->base % ALIGN;
     a->base += offset;
+    if (gpu_on() && !(a->device = sparse ? gpu_reserve(payload) : gpu_alloc(payload)))
+        return false;
     if (sparse)
         return true;
     if (mprotect(a->map + GUARD, payload, PROT_READ | PROT_WRITE))
         return false;
     put_pattern(a, a->map + GUARD, end);
+    return true;
+}
+
+static bool end_of_map(const area *a, uint8_t *hi)
+{
+    return hi > a->map + a->map_bytes - GUARD;
+}
+
+/* Granules of the device are larger than pages: what they have more holds the pattern on both sides. */
+static bool back_twin(area *a, size_t first, size_t last)
+{
+    size_t lo, hi, *more = realloc(a->real, (size_t)(a->num_real + 2) * sizeof *more);
+
+    if (!more || !gpu_back(a->device, first, last, &lo, &hi))
+        return false;
+    a->real = more;
+    uint8_t *from = a->map + GUARD + lo, *to = a->map + GUARD + hi;
+    if (end_of_map(a, to))
+        to = a->map + a->map_bytes - GUARD;
+    if (mprotect(from, (size_t)(to - from), PROT_READ | PROT_WRITE))
+        return false;
+    put_pattern(a, from, to);
+    a->real[a->num_real++] = lo;
+    a->real[a->num_real++] = (size_t)(to - a->map) - GUARD;
     return true;
 }
 
@@ -67,7 +96,7 @@ bool area_back(area *a, int64_t first, int64_t bytes)
     if (mprotect(lo, (size_t)(hi - lo), PROT_READ | PROT_WRITE))
         return false;
     put_pattern(a, lo, hi);
-    return true;
+    return !a->device || back_twin(a, (size_t)(lo - a->map) - GUARD, (size_t)(hi - a->map) - GUARD);
 }
 
 void area_fill(area *a, uint32_t pattern)
@@ -102,8 +131,37 @@ bool area_slack_is_clean(const area *a)
         && holds_pattern(a, a->base + a->bytes, a->map + a->map_bytes - GUARD);
 }
 
+void *area_address(const area *a, int64_t first)
+{
+    if (!a->base)
+        return NULL;
+    return a->device ? a->device + (a->base - (a->map + GUARD)) + first : a->base + first;
+}
+
+bool area_push(area *a)
+{
+    if (!a->device)
+        return true;
+    if (!a->sparse)
+        return gpu_upload(a->device, a->map + GUARD, a->map_bytes - 2 * GUARD);
+    for (int i = 0; i < a->num_real; i += 2)
+        if (!gpu_upload(a->device + a->real[i], a->map + GUARD + a->real[i], a->real[i + 1] - a->real[i]))
+            return false;
+    return true;
+}
+
+bool area_pull(area *a)
+{
+    return !a->device || a->sparse || gpu_download(a->map + GUARD, a->device, a->map_bytes - 2 * GUARD);
+}
+
 void area_free(area *a)
 {
+    if (a->device && a->sparse)
+        gpu_unreserve(a->device);
+    else if (a->device)
+        gpu_free(a->device);
+    free(a->real);
     if (a->map)
         munmap(a->map, a->map_bytes);
     *a = (area){ 0 };

@@ -6,6 +6,7 @@
  * they are also the output.
  */
 #include "checkattn.h"
+#include "checkattn_gpu.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -61,10 +62,10 @@ static bool make_area(merge *m, int i)
     if (!area_make(&m->o[i], num_bytes(m->type, elements), 0, m->type, num_encode(m->type, 12345), false)
         || !area_make(&m->lse[i], 4 * lines * (line + row->lse_pad), 0, NUM_F32, num_encode(NUM_F32, 12345), false))
         return false;
-    m->o_tensor[i] = (fv_tensor){ .data = m->o[i].base, .dtype = num_types[m->type].name, .ndim = 3,
+    m->o_tensor[i] = (fv_tensor){ .data = area_address(&m->o[i], 0), .dtype = num_types[m->type].name, .ndim = 3,
                                   .shape = { row->tokens, row->hq, row->dv },
                                   .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
-    m->lse_tensor[i] = (fv_tensor){ .data = m->lse[i].base, .dtype = "f32", .ndim = 2,
+    m->lse_tensor[i] = (fv_tensor){ .data = area_address(&m->lse[i], 0), .dtype = "f32", .ndim = 2,
                                     .shape = { row->tokens, row->hq }, .stride = { m->lse_row, m->lse_head } };
     return true;
 }
@@ -114,11 +115,11 @@ static bool make(merge *m)
             return false;
     for (int s = 0; s < row->states; s++) {
         put_state(m, s);
-        if (!area_freeze(&m->o[s]) || !area_freeze(&m->lse[s]))
+        if (!area_push(&m->o[s]) || !area_push(&m->lse[s]) || !area_freeze(&m->o[s]) || !area_freeze(&m->lse[s]))
             return false;
     }
     poison_output(m);
-    return true;
+    return area_push(&m->o[row->states]) && area_push(&m->lse[row->states]);
 }
 
 static void unmake(merge *m)
@@ -234,11 +235,14 @@ static bool call(merge *m, fv_ctx *ctx, const fv_tensor *o, const fv_tensor *lse
 {
     fv_error err = { 0 };
     const double start = now();
-    const fv_status status = fv_merge(ctx, m->o_tensor, m->lse_tensor, m->row->states, base2(m), o, lse, NULL, &err);
+    const fv_status status = fv_merge(ctx, m->o_tensor, m->lse_tensor, m->row->states, base2(m), o, lse, gpu_stream(), &err);
+    const int out = m->row->states;
 
     m->r->us = 1e6 * (now() - start);
-    if (status == FV_OK)
-        return true;
+    if (status == FV_OK) {
+        m->r->broken = gpu_on() && !(gpu_sync() && area_pull(&m->o[out]) && area_pull(&m->lse[out]));
+        return !m->r->broken || judge(m, "the device failed");
+    }
     judge(m, "fv_merge: %s: %s", fv_status_name(status), err.text);
     if (status == FV_E_INVALID || status == FV_E_UNSUPPORTED)
         m->r->verdict = REFUSED;
@@ -254,6 +258,8 @@ static bool merge_in_place(merge *m, fv_ctx *ctx)
 
     memcpy(m->o[out].base, m->o[0].base, (size_t)m->o[0].bytes);
     memcpy(m->lse[out].base, m->lse[0].base, (size_t)m->lse[0].bytes);
+    if (!area_push(&m->o[out]) || !area_push(&m->lse[out]))
+        return judge(m, "the device failed");
     m->o_tensor[0] = m->o_tensor[out];
     m->lse_tensor[0] = m->lse_tensor[out];
     const bool ok = call(m, ctx, &m->o_tensor[0], &m->lse_tensor[0]);

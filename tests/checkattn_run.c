@@ -5,6 +5,7 @@
  * what must be, then values. The first thing wrong is the verdict's text.
  */
 #include "checkattn.h"
+#include "checkattn_gpu.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -315,9 +316,10 @@ static bool requests_agree(const setup *s)
 
 /* ------------------------------------------------------------------------------------------------------- running */
 
-static bool refused(const setup *s, result *r, const char *call, fv_status status, const fv_error *err)
+static bool refused(setup *s, result *r, const char *call, fv_status status, const fv_error *err)
 {
-    if (s->o.map && !outputs_untouched(s))
+    r->broken |= status == FV_E_DEVICE;
+    if (s->o.map && setup_fetch(s) && !outputs_untouched(s))
         return judge(r, FAIL, "%s failed (%s: %s) but had written outputs", call, fv_status_name(status), err->text);
     if (status == FV_E_INVALID || status == FV_E_UNSUPPORTED)
         return judge(r, REFUSED, "%s: %s: %s", call, fv_status_name(status), err->text);
@@ -337,7 +339,7 @@ static bool make_workspace(fv_ctx *ctx, setup *s, result *r)
         return true;
     if (!area_make(&s->work, (int64_t)sizes.workspace_bytes, 0, NUM_F32, 0, false))
         return judge(r, NOT_RUN, "no memory for a workspace of %zu bytes", sizes.workspace_bytes);
-    s->limits.workspace = s->work.base;
+    s->limits.workspace = area_address(&s->work, 0);
     s->limits.workspace_bytes = sizes.workspace_bytes;
     return true;
 }
@@ -349,21 +351,70 @@ static bool make_plan(fv_ctx *ctx, setup *s, fv_plan **plan, result *r)
 
     if (status != FV_OK)
         return refused(s, r, "fv_plan_create", status, &err);
-    status = fv_plan_update(*plan, NULL, &s->batch, NULL, &err);
+    status = fv_plan_update(*plan, NULL, &s->batch, gpu_stream(), &err);
     if (status != FV_OK)
         return refused(s, r, "fv_plan_update", status, &err);
     return true;
+}
+
+/* The device failed between calls of the engine. */
+static bool device_failed(result *r)
+{
+    r->broken = true;
+    return judge(r, FAIL, "the device failed");
 }
 
 static bool run_once(fv_plan *plan, setup *s, result *r)
 {
     fv_error err = { 0 };
 
-    setup_reset(s);
+    if (!setup_reset(s))
+        return device_failed(r);
     const double start = now();
-    const fv_status status = fv_run(plan, &s->tensors, NULL, &err);
+    const fv_status status = fv_run(plan, &s->tensors, gpu_stream(), &err);
+    if (status != FV_OK)
+        return refused(s, r, "fv_run", status, &err);
+    if (gpu_on() && !gpu_sync())
+        return device_failed(r);
     r->us = 1e6 * (now() - start);
-    return status == FV_OK || refused(s, r, "fv_run", status, &err);
+    return setup_fetch(s) || device_failed(r);
+}
+
+/* ---- the same from a captured graph ---- */
+
+typedef struct graph_run {
+    fv_plan *plan;
+    setup *s;
+    result *r;
+} graph_run;
+
+static bool queue_run(void *arg)
+{
+    graph_run *g = arg;
+    fv_error err = { 0 };
+    const fv_status status = fv_run(g->plan, &g->s->tensors, gpu_stream(), &err);
+
+    return status == FV_OK || judge(g->r, FAIL, "fv_run while capturing: %s: %s", fv_status_name(status), err.text);
+}
+
+static bool check_graph(fv_plan *plan, setup *s, result *r)
+{
+    graph_run g = { plan, s, r };
+    uint64_t o, lse;
+
+    if (!gpu_on() || s->total_rows == 0)
+        return true;
+    gpu_graph *graph = gpu_capture(queue_run, &g);
+    if (!graph)
+        return r->verdict == PASS ? judge(r, FAIL, "the run cannot be captured") : false;
+    const bool ran = setup_reset(s) && gpu_graph_launch(graph) && setup_fetch(s);
+    gpu_graph_free(graph);
+    if (!ran)
+        return device_failed(r);
+    hash_rows(s, 0, s->total_rows, &o, &lse);
+    if (o == r->o_bits && lse == r->lse_bits)
+        return rest_untouched(s, r);
+    return judge(r, FAIL, "a replayed graph has other bits than the direct run");
 }
 
 static bool no_faults(fv_ctx *ctx, result *r)
@@ -398,6 +449,16 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+enum { BATCH = 20 };                    /* runs queued at once on a GPU: one alone would time the launch */
+
+static bool run_batch(fv_plan *plan, setup *s)
+{
+    for (int i = 0; i < (gpu_on() ? BATCH : 1); i++)
+        if (fv_run(plan, &s->tensors, gpu_stream(), NULL) != FV_OK)
+            return false;
+    return !gpu_on() || gpu_sync();
+}
+
 /* Median of the runs that fit into `seconds`, at least 5 and at most 1000. */
 static void time_runs(fv_plan *plan, setup *s, double seconds, result *r)
 {
@@ -406,9 +467,9 @@ static void time_runs(fv_plan *plan, setup *s, double seconds, result *r)
 
     for (const double stop = now() + seconds; n < 5 || (n < 1000 && now() < stop); n++) {
         const double start = now();
-        if (fv_run(plan, &s->tensors, NULL, NULL) != FV_OK)
+        if (!run_batch(plan, s))
             return;
-        times[n] = 1e6 * (now() - start);
+        times[n] = 1e6 * (now() - start) / (gpu_on() ? BATCH : 1);
     }
     qsort(times, (size_t)n, sizeof *times, by_value);
     r->us = times[n / 2];
@@ -431,7 +492,8 @@ bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r)
     fv_plan *plan = NULL;
 
     fv_ctx_errors(ctx, &(fv_errors){ 0 }, 1);
-    setup_reset(s);
+    if (!setup_reset(s))
+        return device_failed(r);
     bool ok = make_workspace(ctx, s, r) && make_plan(ctx, s, &plan, r);
     if (ok)
         query_plan(plan, r);
@@ -439,7 +501,7 @@ bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r)
     if (ok) {
         hash_rows(s, 0, s->total_rows, &r->o_bits, &r->lse_bits);
         r->requests_agree = requests_agree(s);
-        ok = repeat_run(plan, s, r);
+        ok = repeat_run(plan, s, r) && check_graph(plan, s, r);
     }
     if (ok && seconds > 0)
         time_runs(plan, s, seconds, r);
@@ -459,11 +521,11 @@ static bool compare_all(const setup *s, const case_answer *a, result *r)
 
 /* ----------------------------------------------------------------------------------- cut: parts and their merge */
 
-/* Memory of a cut row's parts: O [parts][hq][dv] of the row's type, LSE [parts][hq]. */
+/* Memory of a cut row's parts: O [parts][hq][dv] of the row's type, LSE [parts][hq]; and where the engine sees it. */
 typedef struct parts {
     size_t n;
-    uint8_t *o;
-    float *lse;
+    uint8_t *o, *o_there;
+    float *lse, *lse_there;
     int64_t o_bytes;                    /* of one part */
 } parts;
 
@@ -492,24 +554,30 @@ static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case
 
 static fv_tensor state_o(const parts *p, const case_row *row, int type, int64_t i)
 {
-    return (fv_tensor){ .data = p->o + i * p->o_bytes, .dtype = num_types[type].name, .ndim = 3,
+    return (fv_tensor){ .data = p->o_there + i * p->o_bytes, .dtype = num_types[type].name, .ndim = 3,
                         .shape = { 1, row->hq, row->dv }, .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
 }
 
 static fv_tensor state_lse(const parts *p, const case_row *row, int64_t i)
 {
-    return (fv_tensor){ .data = p->lse + i * row->hq, .dtype = "f32", .ndim = 2, .shape = { 1, row->hq },
+    return (fv_tensor){ .data = p->lse_there + i * row->hq, .dtype = "f32", .ndim = 2, .shape = { 1, row->hq },
                         .stride = { row->hq, 1 } };
 }
 
 /* Merges the parts into the set-up's own outputs, so that the ordinary comparison applies. */
-static bool merge_parts(fv_ctx *ctx, setup *s, const parts *p, result *r)
+static bool merge_parts(fv_ctx *ctx, setup *s, parts *p, result *r)
 {
     fv_tensor *o = calloc(p->n, sizeof *o), *lse = calloc(p->n, sizeof *lse);
     fv_error err = { 0 };
     fv_status status = FV_E_NO_MEMORY;
 
-    setup_reset(s);
+    p->o_there = setup_twin(s, p->o, p->n * (size_t)p->o_bytes);
+    p->lse_there = setup_twin(s, p->lse, p->n * (size_t)s->row->hq * sizeof *p->lse);
+    if (!setup_reset(s) || !p->o_there || !p->lse_there) {
+        free(o);
+        free(lse);
+        return device_failed(r);
+    }
     for (size_t i = 0; o && lse && i < p->n; i++) {
         o[i] = state_o(p, s->row, s->st->q_type, (int64_t)i);
         lse[i] = state_lse(p, s->row, (int64_t)i);
@@ -517,11 +585,13 @@ static bool merge_parts(fv_ctx *ctx, setup *s, const parts *p, result *r)
     if (o && lse) {
         fv_tensor to = s->tensors.o, tl = s->tensors.lse;
         to.shape[0] = tl.shape[0] = 1;
-        status = fv_merge(ctx, o, lse, (int64_t)p->n, s->problem.lse_base2, &to, &tl, NULL, &err);
+        status = fv_merge(ctx, o, lse, (int64_t)p->n, s->problem.lse_base2, &to, &tl, gpu_stream(), &err);
     }
     free(o);
     free(lse);
-    return status == FV_OK ? rest_untouched(s, r) && all_written(s, r) : refused(s, r, "fv_merge", status, &err);
+    if (status != FV_OK)
+        return refused(s, r, "fv_merge", status, &err);
+    return (setup_fetch(s) || device_failed(r)) && rest_untouched(s, r) && all_written(s, r);
 }
 
 static bool run_cut(fv_ctx *ctx, setup *s, result *r)

@@ -7,6 +7,7 @@
  * last one, scratch memory.
  */
 #include "checkattn.h"
+#include "checkattn_gpu.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -45,6 +46,17 @@ static int64_t rows_of(const setup *s, int i)
 static int64_t pages_of(const setup *s, int i)
 {
     return (keys_of(s, i) + s->page - 1) / s->page;
+}
+
+void *setup_twin(setup *s, void *bytes, size_t count)
+{
+    if (!gpu_on())
+        return bytes;
+    void *twin = s->num_twins < (int)(sizeof s->twins / sizeof *s->twins) ? gpu_alloc(count) : NULL;
+    if (!twin)
+        return NULL;
+    s->twins[s->num_twins++] = twin;
+    return gpu_upload(twin, bytes, count) ? twin : NULL;
 }
 
 int64_t setup_position(const setup *s, int i, int64_t k)
@@ -483,7 +495,13 @@ static bool make_outputs(setup *s)
                      num_encode(NUM_F32, 12345), false) || fail(s, "no memory for LSE");
 }
 
-void setup_reset(setup *s)
+bool setup_fetch(setup *s)
+{
+    return !gpu_on() || (gpu_sync() && area_pull(&s->o) && area_pull(&s->lse) && area_pull(&s->sums)
+                         && area_pull(&s->work));
+}
+
+bool setup_reset(setup *s)
 {
     const case_row *row = s->row;
     const int type = s->st->q_type;
@@ -503,6 +521,7 @@ void setup_reset(setup *s)
             num_put(NUM_F32, s->sums.base, h * s->sums_stride + j, num_poison(NUM_F32, CASE_POISON_NAN));
     if (s->work.map)
         area_fill(&s->work, num_poison(NUM_F32, axis(s, CASE_AXIS_POISON)));
+    return area_push(&s->o) && area_push(&s->lse) && area_push(&s->sums) && area_push(&s->work);
 }
 
 /* ------------------------------------------------------------------------------------------------- index arrays */
@@ -528,6 +547,16 @@ static bool make_index(setup *s, const int64_t *values, int64_t n, bool wide, fv
     return true;
 }
 
+/* The same, also on the device by turns: then these are the values that kernels read. */
+static bool make_live_index(setup *s, const int64_t *values, int64_t n, bool wide, fv_index *out)
+{
+    if (!make_index(s, values, n, wide, out))
+        return false;
+    if (gpu_on() && axis(s, CASE_AXIS_ROOM))
+        out->device = setup_twin(s, (void *)out->host, (size_t)n * (wide ? 16 : 4));
+    return !gpu_on() || !axis(s, CASE_AXIS_ROOM) || out->device || fail(s, "no memory for an index array");
+}
+
 static bool wide_indices(const setup *s)
 {
     const int table = axis(s, CASE_AXIS_TABLE);
@@ -551,6 +580,8 @@ static bool make_ids(setup *s, area *a, const int64_t *ids, int64_t n, bool wide
     *out = wide ? fv_i64((const int64_t *)a->base, n) : fv_i32((const int32_t *)a->base, n);
     if (wide)
         out->stride = 2;
+    if (gpu_on() && axis(s, CASE_AXIS_ROOM))
+        out->device = area_address(a, 0);
     return true;
 }
 
@@ -664,7 +695,7 @@ static bool make_batch(setup *s)
         return false;
     const int table = axis(s, CASE_AXIS_TABLE);
     if (table != CASE_TABLE_CSR_LAST && table != CASE_TABLE_TIGHT
-        && !make_index(s, lengths, n, wide, &s->batch.lengths))
+        && !make_live_index(s, lengths, n, wide, &s->batch.lengths))
         return false;
     return !s->page || make_table(s);
 }
@@ -673,8 +704,7 @@ static bool make_batch(setup *s)
 
 static fv_tensor tensor(const area *a, int type, int64_t first)
 {
-    return (fv_tensor){ .data = a->base ? a->base + first * num_types[type].bits / 8 : NULL,
-                        .dtype = num_types[type].name };
+    return (fv_tensor){ .data = area_address(a, first * num_types[type].bits / 8), .dtype = num_types[type].name };
 }
 
 static void add_axis(fv_tensor *t, int64_t extent_, int64_t stride)
@@ -756,7 +786,8 @@ static bool make_scale(setup *s, const char *name, double number, const area *a,
             return fail(s, "no memory for scales");
         for (int h = 0; h < s->row->hk; h++)
             x[h] = (float)(number * case_head_scale(h));
-        const fv_tensor t = { .data = x, .dtype = "f32", .ndim = 1, .shape = { s->row->hk }, .stride = { 1 } };
+        const fv_tensor t = { .data = setup_twin(s, x, (size_t)s->row->hk * sizeof *x), .dtype = "f32", .ndim = 1,
+                              .shape = { s->row->hk }, .stride = { 1 } };
         *kind = "head";
         add_run_arg(s, name, 0, &t);
     } else if (number != 1) {
@@ -837,7 +868,7 @@ static bool freeze_inputs(setup *s)
                             &s->v_block, &s->ids, &s->v_ids };
 
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++)
-        if (!area_freeze(areas[i]))
+        if (!area_push(areas[i]) || !area_freeze(areas[i]))
             return false;
     return true;
 }
@@ -886,5 +917,7 @@ void setup_free(setup *s)
         area_free(areas[i]);
     for (int i = 0; i < s->num_lists; i++)
         free(s->lists[i]);
-    s->num_lists = 0;
+    for (int i = 0; i < s->num_twins; i++)
+        gpu_free(s->twins[i]);
+    s->num_lists = s->num_twins = 0;
 }
