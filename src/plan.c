@@ -1,267 +1,96 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c -- the planner: how large a plan can get, and fv__plan_make: segments to row tiles, tiles to the cost line, the line to pieces, and the
- * merges that pieces owe. See plan.h for the nouns and the numbered invariants, plan_cut.h for the arithmetic.
+/* plan.c -- the planner, fv__plan_make: segments to row tiles, tiles to the cost line, the line to
+ * pieces, and the merges that pieces owe. See plan.h for the nouns and the numbered invariants,
+ * plan_cut.h for the arithmetic, plan_room.c for how large all of it can get.
  *
- *     segment.c          lay_tiles            find_cuts             write_pieces        write_records
- *   batch ---> segments -------> tiles, line -----------> W-1 cuts -----------> pieces -------------> records, parts
+ *     segment.c       lay_tiles          find_cuts        write_pieces        collect_parts
+ *   batch -> segments --------> tiles, line -----> W - 1 cuts -----> pieces, records ---> parts
  *
- *   - Tiles that see no key are not on the line: they cost nothing and move no cut. Their pieces are dealt out evenly behind each worker's own.
- *   - The cut for worker w lies where w/W of the line lie, moved to a block (chunk) border, or to the item's end where little would be left.
- *     Each cut is found on its own: cuts do not add up their rounding.
- *   - Slots of an item are consecutive in the order of its keys, so the parts of a cut item need no list. Rows of several segments ("joined")
- *     count their parts first and collect them in the order of segments, then keys.
+ *   - Tiles that see no key are not on the line: they cost nothing and move no cut. Their pieces
+ *     are dealt out evenly behind each worker's own.
+ *   - The cut for worker w lies where w/W of the line lie, moved to a block (chunk) border, or
+ *     to the item's end where little would be left. Each cut is found on its own: cuts do not
+ *     add up their rounding.
+ *   - Slots of an item are consecutive in the order of its keys, so the parts of a cut item need
+ *     no list. Rows of several segments ("joined") count their parts first and collect them in
+ *     the order of segments, then keys.
  *
- * Cost: O(segments + tiles + pieces + workers + parts). Nothing is allocated; `temp` is carved by carve_temp, sized by fv__plan_capacity_of. */
+ * Cost: O(segments + tiles + pieces + workers log tiles + parts). Allocates nothing. */
 #include "segment.h"
 
 #include <limits.h>
 #include <string.h>
-
-#define INVARIANT_CHUNKS 16             /* of a full tile that each worker has slots for, see capacity */
-
-/* ---- sizes that stop at the largest number instead of wrapping ---- */
-
-static int64_t add(int64_t a, int64_t b)
-{
-    int64_t c;
-    return __builtin_add_overflow(a, b, &c) ? INT64_MAX : c;
-}
-
-static int64_t mul(int64_t a, int64_t b)
-{
-    int64_t c;
-    return __builtin_mul_overflow(a, b, &c) ? INT64_MAX : c;
-}
-
-/* ---- what maxima need ---- */
-
-typedef struct room {
-    int64_t requests, rows, segments, segment_rows, listed, tiles, pieces, records, slots, page_positions, cells, page_slots, hash_slots;
-    int32_t workers, levels, splits, chunk, units;
-    bool share, given;
-} room;
-
-static int64_t power_of_two(int64_t x)
-{
-    int64_t p = 4;
-    while (p < x) p *= 2;
-    return p;
-}
-
-/* Row tiles of at most `segments` segments with `rows` rows together. */
-static int64_t tiles_of(int64_t segments, int64_t rows, int64_t tile_rows)
-{
-    segments = fv__min64(segments, rows);
-    return add(segments, (rows - segments) / tile_rows);
-}
-
-static int32_t levels_of(const fv_plan_desc *limits)
-{
-    return limits->max_levels ? limits->max_levels : limits->sharing == FV_SHARING_FIND ? 2 : 1;
-}
-
-/* Rows of all given segments together. */
-static int64_t given_rows(const fv_plan_desc *limits)
-{
-    return limits->max_segment_rows ? limits->max_segment_rows : mul(limits->max_rows, levels_of(limits));
-}
-
-static void measure_segments(room *r, const fv_plan_desc *limits, int64_t tile_rows)
-{
-    const int64_t plain = fv__min64(r->requests, r->rows), above = r->share ? r->levels - 1 : 0;
-    const int64_t found = mul(above, plain / 2), tiles_found = mul(above, tiles_of(plain / 2, r->rows, tile_rows));
-    r->segments = add(plain, found);
-    r->tiles = add(tiles_of(plain, r->rows, tile_rows), tiles_found);
-    r->pieces = mul(r->tiles, r->units);
-    r->listed = mul(above, r->rows);
-    r->segment_rows = add(r->rows, r->listed);
-    if (!r->given) return;
-    /* Rows in no segment: at most a segment for each head unit, which has them all. */
-    const int64_t rows = given_rows(limits), tiles = tiles_of(limits->max_segments, rows, tile_rows);
-    const int64_t uncovered = mul(r->units, fv__div_up(r->rows, tile_rows));
-    r->segments = fv__max64(r->segments, add(limits->max_segments, r->units));
-    r->tiles = fv__max64(r->tiles, add(tiles, uncovered));
-    r->pieces = fv__max64(r->pieces, add(mul(tiles, r->units), uncovered));
-    r->listed = fv__max64(r->listed, add(rows, mul(r->rows, r->units)));
-    r->segment_rows = fv__max64(r->segment_rows, rows);
-    r->page_positions = limits->max_pages;
-    r->cells = mul(r->rows, r->units);
-    r->page_slots = r->levels > 1 ? power_of_two(fv__min64(mul(2, fv__max64(limits->max_pages, 1)), INT64_C(1) << 41)) : 0;
-}
-
-/* Partials. Auto: a worker owes at most two (its first and its last piece), a row of several segments one a segment. Invariant: a cut item keeps a
- * partial for each of its chunks. Items of one row always have room; larger ones as far as INVARIANT_CHUNKS go, and are not cut beyond. */
-static void measure_slots(room *r, const fv_plan_desc *limits, int64_t tile_rows)
-{
-    const int64_t cuts = mul(r->workers - 1, tile_rows), joined = r->levels > 1 ? mul(r->segment_rows, r->units) : 0;
-    const int64_t row_units = mul(r->rows, r->units);
-    r->records = add(r->splits > 1 ? row_units : fv__min64(cuts, row_units), r->levels > 1 ? row_units : 0);
-    if (!r->chunk) {
-        r->slots = r->splits > 1 ? mul(mul(fv__max64(r->rows, r->levels > 1 ? r->segment_rows : 0), r->units), r->splits) : add(mul(2, cuts), joined);
-        return;
-    }
-    const int64_t chunks = add(fv__div_up(limits->max_kv_tokens, r->chunk), mul(2, r->requests));
-    const int64_t whole = mul(mul(r->workers, tile_rows), INVARIANT_CHUNKS);
-    r->slots = add(add(whole, mul(r->units, chunks)), mul(joined, r->given ? 8 : 2));
-    if (r->splits > 1) r->slots = add(r->slots, mul(row_units, r->splits));
-}
-
-static room room_of(const fv__kernel_shape *shape, const fv_plan_desc *limits)
-{
-    room r = {
-        .requests = limits->max_requests, .rows = limits->max_rows, .units = shape->num_units,
-        .workers = limits->workers > 0 ? fv__min32(limits->workers, shape->workers) : shape->workers,
-        .levels = levels_of(limits),
-        .splits = limits->splits, .chunk = !limits->invariant ? 0 : limits->chunk ? limits->chunk : 1024, .given = limits->max_segments > 0,
-    };
-    r.share = limits->sharing == FV_SHARING_FIND && r.levels > 1;
-    const int64_t tile_rows = fv__tile_rows(shape, INT32_MAX);
-    measure_segments(&r, limits, tile_rows);
-    if (r.splits > 1) r.pieces = mul(r.pieces, r.splits);
-    if (r.splits == 0) r.pieces = add(r.pieces, r.workers - 1);
-    measure_slots(&r, limits, fv__max64(1, fv__min64(tile_rows, r.rows)));
-    r.hash_slots = r.share ? power_of_two(2 * r.requests) : 0;
-    return r;
-}
-
-/* ---- the two blocks of memory ---- */
-
-typedef struct carver {
-    char *base;                         /* NULL: only measure */
-    int64_t used;
-} carver;
-
-static void *carve(carver *c, int64_t count, int64_t size)
-{
-    void *at = c->base ? c->base + c->used : NULL;
-    const int64_t bytes = mul(count, size);
-    c->used = add(c->used, bytes > INT64_MAX - 64 ? bytes : fv__round_up(bytes, 64));
-    return at;
-}
-
-static void carve_temp(const room *r, carver *c, fv__maker *m)
-{
-    fv__share_memory *s = &m->share;
-    const int64_t shared = r->share ? r->requests : 0, given = r->given ? r->segments : 0;
-    m->infos = carve(c, r->segments, sizeof *m->infos);
-    m->listed = carve(c, r->listed, sizeof *m->listed);
-    m->tiles = carve(c, r->tiles, sizeof *m->tiles);
-    m->cuts = carve(c, r->workers, sizeof *m->cuts);
-    m->order = carve(c, given, sizeof *m->order);
-    m->order2 = carve(c, given, sizeof *m->order2);
-    m->row_request = carve(c, r->given ? r->rows : 0, sizeof *m->row_request);
-    m->cells = carve(c, r->cells, sizeof *m->cells);
-    m->page_slots = carve(c, r->page_slots, sizeof *m->page_slots);
-    s->slots = carve(c, r->hash_slots, sizeof *s->slots);
-    s->heads = carve(c, shared, sizeof *s->heads);
-    s->tail = carve(c, shared, sizeof *s->tail);
-    s->next = carve(c, shared, sizeof *s->next);
-    s->members = carve(c, shared, sizeof *s->members);
-    s->common = carve(c, shared, sizeof *s->common);
-    s->begin = carve(c, shared, sizeof *s->begin);
-    s->level = carve(c, shared, sizeof *s->level);
-    s->nodes = carve(c, shared, sizeof *s->nodes);
-}
-
-/* Bytes of an array in the blob. */
-static int64_t blob_array(int64_t count, int64_t size) { return count > (INT64_MAX - 16) / size ? INT64_MAX : fv__round_up(count * size, 16); }
-
-static fv_status fits_int(const char *what, const char *maximum, int64_t value, int64_t given, fv_error *err)
-{
-    if (value <= INT32_MAX) return FV_OK;
-    return fv__fail(err, FV_E_INVALID, maximum, given, INT32_MAX, "with these maxima a plan could need %lld %s; it holds at most %d: lower %s",
-                    (long long)value, what, INT32_MAX, maximum);
-}
-
-fv_status fv__plan_capacity_of(const fv__kernel_shape *shape, const fv_plan_desc *limits, bool bits, fv__plan_capacity *out, fv_error *err)
-{
-    const room r = room_of(shape, limits);
-    *out = (fv__plan_capacity){
-        .max_segments = r.segments, .max_listed_rows = r.listed, .max_page_positions = r.page_positions, .max_pieces = r.pieces,
-        .max_records = r.records, .max_parts = r.slots, .max_slots = r.slots, .max_requests = r.requests, .max_rows = r.rows,
-        .bits = bits, .row_records = r.levels > 1,
-    };
-    FV_TRY(fits_int("pieces", "limits.max_rows", r.pieces, r.rows, err));
-    FV_TRY(fits_int("listed rows", "limits.max_segment_rows", r.listed, limits->max_segment_rows, err));
-    FV_TRY(fits_int("segments", "limits.max_segments", r.segments, limits->max_segments, err));
-    FV_TRY(fits_int("page positions", "limits.max_pages", r.page_positions, limits->max_pages, err));
-    FV_TRY(fits_int("partial results", r.splits > 1 ? "limits.splits" : r.chunk ? "limits.chunk" : "limits.max_rows", r.slots,
-                    r.splits > 1 ? r.splits : r.chunk ? r.chunk : r.rows, err));
-    FV_TRY(fits_int("merge records", "limits.max_rows", r.records, r.rows, err));
-
-    int64_t blob = blob_array(1, sizeof(fv__plan_head));
-    blob = add(blob, blob_array(r.workers + 1, sizeof(int32_t)));
-    blob = add(blob, blob_array(r.requests, sizeof(fv__request)));
-    blob = add(blob, blob_array(r.segments, sizeof(fv__segment)));
-    blob = add(blob, blob_array(r.listed, sizeof(fv__listed_row)));
-    blob = add(blob, blob_array(r.page_positions, sizeof(int32_t)));
-    blob = add(blob, blob_array(out->row_records ? r.rows : 0, sizeof(int32_t)));
-    blob = add(blob, blob_array(bits ? r.requests + 1 : 0, sizeof(int64_t)));
-    blob = add(blob, blob_array(r.pieces, sizeof(fv__piece)));
-    blob = add(blob, blob_array(r.records, sizeof(fv__record)));
-    out->blob_bytes = add(blob, blob_array(r.slots, sizeof(int32_t)));
-
-    fv__maker unused;
-    carver c = { 0 };
-    carve_temp(&r, &c, &unused);
-    out->temp_bytes = c.used;
-    if (out->blob_bytes == INT64_MAX || out->temp_bytes == INT64_MAX || mul(r.slots, fv__max64(shape->partial_bytes, 1)) == INT64_MAX)
-        return fv__fail(err, FV_E_INVALID, "limits.max_rows", r.rows, INT32_MAX, "a plan of these maxima has more bytes than 64 bits count");
-    return FV_OK;
-}
 
 /* ---- tiles and the line ---- */
 
 typedef struct line {
     int64_t length;
     int64_t pieces;                     /* without cuts */
-    int64_t slots, empty_slots;         /* of joined tiles and given splits; of tiles without keys among them */
+    int64_t slots,
+        empty_slots; /* of joined tiles and given splits; of tiles without keys among them */
     int64_t pairs, keys;                /* for the report */
 } line;
 
-static bool tile_joined(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, const fv__tile *t)
+static bool tile_joined(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                        const fv__tile *t)
 {
     if (!info->joined || m->cell_units == 0) return info->joined;
-    const int32_t first = m->cell_units == 1 ? 0 : s->unit_first, end = m->cell_units == 1 ? 1 : s->unit_first + s->num_units;
+    const int32_t first = m->cell_units == 1 ? 0 : s->unit_first,
+                  end = m->cell_units == 1 ? 1 : s->unit_first + s->num_units;
     for (int32_t i = 0; i < t->num_rows; i++)
         for (int32_t u = first; u < end; u++)
-            if (m->cells[(int64_t)fv__segment_row(m, s, t->row_first + i).row * m->cell_units + u].count > 1) return true;
+            if (m->cells[(int64_t)fv__segment_row(m, s, t->row_first + i).row * m->cell_units + u]
+                    .count > 1)
+                return true;
     return false;
 }
 
-static fv__cut_item item_of(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, const fv__tile *t)
+static fv__cut_item item_of(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                            const fv__tile *t)
 {
-    return (fv__cut_item){ fv__tile_cost(m, t->num_rows), t->cost, fv__maker_origin(m, s, info), t->key_first, t->key_end, m->chunk };
+    return (fv__cut_item){ fv__tile_cost(m, t->num_rows),
+                           t->cost,
+                           fv__maker_origin(m, s, info),
+                           t->key_first,
+                           t->key_end,
+                           m->chunk };
 }
 
 /* Given splits: how often an item is cut, how many parts and what they cost together. */
-static void split_tile(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *t, int64_t slots_left)
+static void split_tile(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                       fv__tile *t, int64_t slots_left)
 {
     const fv__cut_item item = item_of(m, s, info, t);
     int64_t cost = 0;
     int32_t parts = 0;
     for (int32_t i = 0; i < m->splits; i++) {
-        const int32_t from = fv__cut_split(&item, i, m->splits), to = fv__cut_split(&item, i + 1, m->splits);
+        const int32_t from = fv__cut_split(&item, i, m->splits),
+                      to = fv__cut_split(&item, i + 1, m->splits);
         const int32_t n = fv__cut_parts(item.origin, from, to - from, m->chunk);
         cost += fv__cut_piece_cost(&item.cost, fv__cut_blocks(item.origin, from, to - from), n);
         parts += n;
     }
-    if (m->chunk && (int64_t)parts * t->num_rows * s->num_units > slots_left) return;       /* the bits are the same uncut */
+    if (m->chunk && (int64_t)parts * t->num_rows * s->num_units > slots_left)
+        return; /* the bits are the same uncut */
     t->cost = cost;
     t->parts = parts;
     t->pieces = m->splits;
 }
 
-/* What a tile takes of the line, its parts and pieces. In the invariant mode a merge is counted for each chunk, as cut items owe it: so that no worker
- * has more than its share, whichever items are cut. */
-static void measure_tile(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *t, int64_t slots_left)
+/* What a tile takes of the line, its parts and pieces. In the invariant mode a merge is counted
+ * for each chunk, as cut items owe it: so that no worker has more than its share, whichever
+ * items are cut. */
+static void measure_tile(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                         fv__tile *t, int64_t slots_left)
 {
     const int64_t origin = fv__maker_origin(m, s, info);
     const int32_t num_keys = t->key_end - t->key_first;
     const fv__cut_cost c = fv__tile_cost(m, t->num_rows);
     t->parts = m->chunk ? fv__cut_parts(origin, t->key_first, num_keys, m->chunk) : 1;
     t->pieces = 1;
-    t->cost = fv__cut_piece_cost(&c, m->chunk ? fv__cut_blocks(origin, t->key_first, num_keys) : (num_keys + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK,
+    t->cost = fv__cut_piece_cost(&c,
+                                 m->chunk ? fv__cut_blocks(origin, t->key_first, num_keys)
+                                          : (num_keys + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK,
                                  t->joined || m->chunk ? t->parts : 0);
     if (m->splits > 1 && num_keys > 0) split_tile(m, s, info, t, slots_left);
 }
@@ -287,20 +116,25 @@ static void lay_segment(fv__maker *m, line *l, int32_t index)
     const fv__segment *s = &m->segments[index];
     const fv__segment_info *info = &m->infos[index];
     for (int32_t row = 0; row < s->num_rows; row += info->tile_rows) {
-        fv__tile t = { .segment = index, .row_first = row, .num_rows = fv__min32(info->tile_rows, s->num_rows - row), .start = l->length };
+        fv__tile t = { .segment = index,
+                       .row_first = row,
+                       .num_rows = fv__min32(info->tile_rows, s->num_rows - row),
+                       .start = l->length };
         fv__tile_reach(m, s, info, &t);
         t.joined = tile_joined(m, s, info, &t);
         measure_tile(m, s, info, &t, m->capacity->max_slots - l->slots);
-        if (info->page_positions && t.key_first < t.key_end) l->pairs += fv__tile_pairs(m, s, info, &t) * s->num_units;
+        if (info->page_positions && t.key_first < t.key_end)
+            l->pairs += fv__tile_pairs(m, s, info, &t) * s->num_units;
         lay_tile(m, l, s, &t);
     }
 }
 
-/* The common kind: rows that follow one another in one request, nothing but bounds. The same tiles in a fraction of the time. */
+/* The common kind: rows that follow one another in one request, nothing but bounds. The same
+ * tiles in a fraction of the time. */
 static bool common_kind(const fv__maker *m, const fv__segment *s, const fv__segment_info *info)
 {
-    return s->request >= 0 && !info->joined && !info->page_positions && !m->batch->min_position && !m->bounds->lifted && !m->chunk && m->splits <= 1 &&
-           !(s->live && m->bounds->has_first);
+    return s->request >= 0 && !info->joined && !info->page_positions && !m->batch->min_position &&
+           !m->bounds->lifted && !m->chunk && m->splits <= 1 && !(s->live && m->bounds->has_first);
 }
 
 static void lay_common(fv__maker *m, line *l, int32_t index)
@@ -316,10 +150,13 @@ static void lay_common(fv__maker *m, line *l, int32_t index)
         t.row_first = row;
         t.start = l->length;
         const int64_t first = b->has_first ? fv__max64(0, position + row + b->first) : 0;
-        const int64_t end = b->has_last ? fv__min64(s->num_keys, position + row + t.num_rows + b->last) : s->num_keys;
+        const int64_t end = b->has_last
+                                ? fv__min64(s->num_keys, position + row + t.num_rows + b->last)
+                                : s->num_keys;
         t.key_first = first < end ? (int32_t)first & -FV__KEY_BLOCK : 0;
         t.key_end = first < end ? (int32_t)end : 0;
-        t.cost = fv__cut_piece_cost(&c, (t.key_end - t.key_first + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK, 0);
+        t.cost = fv__cut_piece_cost(
+            &c, (t.key_end - t.key_first + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK, 0);
         lay_tile(m, l, s, &t);
     }
 }
@@ -333,7 +170,8 @@ static void lay_tiles(fv__maker *m, line *l)
         if (common_kind(m, s, &m->infos[i])) lay_common(m, l, i);
         else lay_segment(m, l, i);
         const fv__tile all = { .num_rows = s->num_rows };
-        if (!m->infos[i].page_positions) l->pairs += fv__tile_pairs(m, s, &m->infos[i], &all) * s->num_units;
+        if (!m->infos[i].page_positions)
+            l->pairs += fv__tile_pairs(m, s, &m->infos[i], &all) * s->num_units;
     }
 }
 
@@ -346,26 +184,30 @@ typedef struct cut_counts {
 } cut_counts;
 
 /* Given splits: the part border nearest to `at`. */
-static int32_t nearest_part(const fv__maker *m, const fv__cut_item *item, int32_t num_parts, int64_t at)
+static int32_t nearest_part(const fv__maker *m, const fv__cut_item *item, int32_t num_parts,
+                            int64_t at)
 {
     int64_t before = 0;
     for (int32_t i = 0; i < num_parts; i++) {
-        const int32_t from = fv__cut_split(item, i, num_parts), to = fv__cut_split(item, i + 1, num_parts);
-        const int64_t cost = fv__cut_piece_cost(&item->cost, fv__cut_blocks(item->origin, from, to - from),
-                                                fv__cut_parts(item->origin, from, to - from, m->chunk));
+        const int32_t from = fv__cut_split(item, i, num_parts),
+                      to = fv__cut_split(item, i + 1, num_parts);
+        const int64_t cost =
+            fv__cut_piece_cost(&item->cost, fv__cut_blocks(item->origin, from, to - from),
+                               fv__cut_parts(item->origin, from, to - from, m->chunk));
         if (2 * (at - before) < cost) return i;
         before += cost;
     }
     return num_parts;
 }
 
-/* A new cut inside of an item: what it adds. Returns false where the invariant mode has no slots left for the item's chunks. */
+/* A new cut inside of an item: what it adds. Returns false where the invariant mode has no slots
+ * left for the item's chunks. */
 static bool count_cut(const fv__maker *m, const fv__tile *t, const fv__cut *cut, cut_counts *c)
 {
     const bool same_item = c->at >= 0 && c->tile == cut->tile && c->unit == cut->unit;
     if (same_item && c->at == cut->at) return true;
     const int64_t rows = t->num_rows;
-    int64_t slots = rows;               /* one more part; the first cut also gives the first part a slot */
+    int64_t slots = rows; /* one more part; the first cut also gives the first part a slot */
     if (m->chunk) slots = same_item || t->joined ? 0 : rows * t->parts;
     else if (!same_item && !t->joined) slots = 2 * rows;
     if (m->chunk && slots > c->slots_left - c->slots) return false;
@@ -379,7 +221,8 @@ static bool count_cut(const fv__maker *m, const fv__tile *t, const fv__cut *cut,
 }
 
 /* Where the line is cut at `place` inside of tile k. */
-static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t slack, cut_counts *counts)
+static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t slack,
+                        cut_counts *counts)
 {
     const fv__tile *t = &m->tiles[k];
     const fv__segment *s = &m->segments[t->segment];
@@ -395,7 +238,8 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
         key = fv__cut_key(&item, at, slack);
     }
     cut.at = key;
-    if (key > first && key < end && !m->splits && !count_cut(m, t, &cut, counts)) key = 2 * at < t->cost ? first : end;
+    if (key > first && key < end && !m->splits && !count_cut(m, t, &cut, counts))
+        key = 2 * at < t->cost ? first : end;
     if (key > first && key < end) return cut;
     cut.at = -1;
     if (key >= end) cut.unit++;
@@ -410,12 +254,14 @@ static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
     *counts = (cut_counts){ .at = -1, .slots_left = m->capacity->max_slots - l->slots };
     for (int32_t w = 1; w < m->workers; w++) {
         const int64_t place = fv__cut_place(l->length, w, m->workers);
-        for (int32_t end = m->num_tiles; end - k > 1; ) {      /* the last tile that begins at or before `place` */
+        for (int32_t end = m->num_tiles;
+             end - k > 1;) { /* the last tile that begins at or before `place` */
             const int32_t mid = k + (end - k) / 2;
             if (m->tiles[mid].start <= place) k = mid;
             else end = mid;
         }
-        m->cuts[w - 1] = m->num_tiles == 0 ? (fv__cut){ 0, 0, -1 } : cut_tile(m, k, place, slack, counts);
+        m->cuts[w - 1] =
+            m->num_tiles == 0 ? (fv__cut){ 0, 0, -1 } : cut_tile(m, k, place, slack, counts);
     }
 }
 
@@ -439,14 +285,16 @@ typedef struct writer {
 static void count_parts(writer *w, const fv__segment *s, const fv__piece *p, int32_t parts)
 {
     for (int32_t i = 0; i < p->num_rows; i++) {
-        fv__record *r = &w->records[w->row_record[fv__segment_row(w->m, s, p->row_first + i).row] + p->unit];
+        fv__record *r =
+            &w->records[w->row_record[fv__segment_row(w->m, s, p->row_first + i).row] + p->unit];
         r->arrivals++;
         r->num_parts += parts;
     }
 }
 
 /* A piece that owes a merge. `record`: of its first row, -2: of each row. */
-static void put_partial(writer *w, const fv__tile *t, int32_t unit, int32_t key_first, int32_t key_end, int32_t record)
+static void put_partial(writer *w, const fv__tile *t, int32_t unit, int32_t key_first,
+                        int32_t key_end, int32_t record)
 {
     const fv__maker *m = w->m;
     const fv__segment *s = &m->segments[t->segment];
@@ -456,9 +304,11 @@ static void put_partial(writer *w, const fv__tile *t, int32_t unit, int32_t key_
     const int32_t from = key_first == t->key_first ? key_first - t->free_keys : key_first;
     const int32_t to = key_end == t->key_first ? key_end - t->free_keys : key_end;
     fv__piece *p = &w->pieces[w->n++];
-    *p = (fv__piece){ t->segment, t->row_first, t->num_rows, unit, from, to - from, w->slot, record };
+    *p = (fv__piece){ t->segment, t->row_first, t->num_rows, unit,
+                      from,       to - from,    w->slot,     record };
     w->slot += parts * t->num_rows;
-    w->cost += fv__cut_piece_cost(&c, fv__cut_blocks(origin, key_first, key_end - key_first), parts);
+    w->cost +=
+        fv__cut_piece_cost(&c, fv__cut_blocks(origin, key_first, key_end - key_first), parts);
     if (record == -2) count_parts(w, s, p, parts);
 }
 
@@ -467,11 +317,13 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
 {
     const fv__segment *s = &w->m->segments[t->segment];
     if (t->joined) {
-        for (int32_t u = first; u < end; u++) put_partial(w, t, s->unit_first + u, t->key_first, t->key_end, -2);
+        for (int32_t u = first; u < end; u++)
+            put_partial(w, t, s->unit_first + u, t->key_first, t->key_end, -2);
         return;
     }
     const int32_t key_first = t->key_first - t->free_keys;
-    /* Heads of a tile are copies but for the unit: two 16-byte stores each. Most of a large plan's time is spent here. */
+    /* Heads of a tile are copies but for the unit: two 16-byte stores each. Most of a large
+     * plan's time is spent here. */
     typedef int32_t quad __attribute__((vector_size(16)));
     quad low = { t->segment, t->row_first, t->num_rows, s->unit_first + first };
     const quad high = { key_first, t->key_end - key_first, -1, -1 }, next = { 0, 0, 0, 1 };
@@ -481,19 +333,23 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
         memcpy(out + sizeof low, &high, sizeof high);
     }
     w->n += end - first;
-    w->cost += (t->cost - (w->m->chunk && t->cost ? t->parts * fv__tile_cost(w->m, t->num_rows).part : 0)) * (end - first);
+    w->cost += (t->cost -
+                (w->m->chunk && t->cost ? t->parts * fv__tile_cost(w->m, t->num_rows).part : 0)) *
+               (end - first);
 }
 
 /* This worker's share of the pieces without keys, behind its others; the next worker begins. */
 static void next_worker(writer *w)
 {
     const fv__maker *m = w->m;
-    int64_t count = fv__cut_place(w->empty_pieces, w->worker + 1, m->workers) - fv__cut_place(w->empty_pieces, w->worker, m->workers);
+    int64_t count = fv__cut_place(w->empty_pieces, w->worker + 1, m->workers) -
+                    fv__cut_place(w->empty_pieces, w->worker, m->workers);
     const int32_t slot = w->slot;       /* those of an item that is cut here stay together */
     w->slot = w->empty_slot;
     while (count > 0) {
         const fv__tile *t = &m->tiles[m->max_tiles - 1 - w->empty_tile];
-        const int32_t units = m->segments[t->segment].num_units, take = (int32_t)fv__min64(units - w->empty_unit, count);
+        const int32_t units = m->segments[t->segment].num_units,
+                      take = (int32_t)fv__min64(units - w->empty_unit, count);
         put_items(w, t, w->empty_unit, w->empty_unit + take);
         count -= take;
         w->empty_unit += take;
@@ -509,15 +365,19 @@ static void next_worker(writer *w)
     w->worker_first[++w->worker] = (int32_t)w->n;
 }
 
-/* The item has been written in pieces whose slots follow one another from `slot`: the records of its rows. */
+/* The item has been written in pieces whose slots follow one another from `slot`: the records of
+ * its rows. */
 static void put_records(writer *w, const fv__tile *t, int32_t unit, int32_t slot, int32_t pieces)
 {
     const fv__maker *m = w->m;
     const fv__segment *s = &m->segments[t->segment];
     const int32_t parts = (w->slot - slot) / t->num_rows;
     for (int32_t i = 0; i < t->num_rows; i++) {
-        w->records[w->record++] = (fv__record){ .row = fv__segment_row(m, s, t->row_first + i).row, .unit = unit, .part_first = w->part,
-                                                .num_parts = parts, .arrivals = pieces };
+        w->records[w->record++] = (fv__record){ .row = fv__segment_row(m, s, t->row_first + i).row,
+                                                .unit = unit,
+                                                .part_first = w->part,
+                                                .num_parts = parts,
+                                                .arrivals = pieces };
         for (int32_t k = 0; k < parts; k++) w->parts[w->part++] = slot + k * t->num_rows + i;
     }
 }
@@ -538,7 +398,8 @@ static void begin_workers(writer *w, int32_t k, int32_t unit)
 static void put_cut_item(writer *w, int32_t k, int32_t unit)
 {
     const fv__tile *t = &w->m->tiles[k];
-    const int32_t u = w->m->segments[t->segment].unit_first + unit, slot = w->slot, record = t->joined ? -2 : w->record;
+    const int32_t u = w->m->segments[t->segment].unit_first + unit, slot = w->slot,
+                  record = t->joined ? -2 : w->record;
     int32_t key = t->key_first, pieces = 0;
     for (; cut_here(w, k, unit); w->cut++) {
         const int32_t at = w->m->cuts[w->cut].at;
@@ -562,7 +423,8 @@ static void put_split_item(writer *w, int32_t k, int32_t unit)
     const int32_t slot = w->slot, record = t->joined ? -2 : w->record;
     for (int32_t i = 0; i < t->pieces; i++) {
         for (; cut_here(w, k, unit) && m->cuts[w->cut].at <= i; w->cut++) next_worker(w);
-        put_partial(w, t, s->unit_first + unit, fv__cut_split(&item, i, t->pieces), fv__cut_split(&item, i + 1, t->pieces), record);
+        put_partial(w, t, s->unit_first + unit, fv__cut_split(&item, i, t->pieces),
+                    fv__cut_split(&item, i + 1, t->pieces), record);
     }
     if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->pieces);
 }
@@ -606,12 +468,15 @@ static void collect_part(writer *w, int64_t piece)
     const int64_t origin = fv__maker_origin(m, s, &m->infos[p->segment]);
     const int32_t parts = fv__cut_parts(origin, p->key_first, p->num_keys, m->chunk);
     for (int32_t i = 0; i < p->num_rows; i++) {
-        fv__record *r = &w->records[w->row_record[fv__segment_row(m, s, p->row_first + i).row] + p->unit];
-        for (int32_t k = 0; k < parts; k++) w->parts[r->part_first + r->reserved++] = p->slot + k * p->num_rows + i;
+        fv__record *r =
+            &w->records[w->row_record[fv__segment_row(m, s, p->row_first + i).row] + p->unit];
+        for (int32_t k = 0; k < parts; k++)
+            w->parts[r->part_first + r->reserved++] = p->slot + k * p->num_rows + i;
     }
 }
 
-/* Parts in the order of segments, then keys. Pieces with keys are in that order, and so are those without, which lie behind each worker's others. */
+/* Parts in the order of segments, then keys. Pieces with keys are in that order, and so are
+ * those without, which lie behind each worker's others. */
 static void collect_parts(writer *w, int32_t first_record)
 {
     const fv__maker *m = w->m;
@@ -623,15 +488,18 @@ static void collect_parts(writer *w, int32_t first_record)
     int64_t empty = -1, empty_end = -1;
     for (int32_t worker = 0; worker <= m->workers; worker++) {
         const bool last = worker == m->workers;
-        const int64_t own = last ? 1 : w->worker_first[worker + 1] - (fv__cut_place(w->empty_pieces, worker + 1, m->workers) -
-                                                                      fv__cut_place(w->empty_pieces, worker, m->workers));
+        const int64_t own = last ? 1
+                                 : w->worker_first[worker + 1] -
+                                       (fv__cut_place(w->empty_pieces, worker + 1, m->workers) -
+                                        fv__cut_place(w->empty_pieces, worker, m->workers));
         for (int64_t i = last ? 0 : w->worker_first[worker]; i < own; i++) {
             const int32_t segment = last ? INT32_MAX : w->pieces[i].segment;
             while (empty_worker < m->workers || empty < empty_end) {
                 if (empty == empty_end) {
                     empty_end = w->worker_first[empty_worker + 1];
-                    empty = empty_end - (fv__cut_place(w->empty_pieces, empty_worker + 1, m->workers) -
-                                         fv__cut_place(w->empty_pieces, empty_worker, m->workers));
+                    empty =
+                        empty_end - (fv__cut_place(w->empty_pieces, empty_worker + 1, m->workers) -
+                                     fv__cut_place(w->empty_pieces, empty_worker, m->workers));
                     empty_worker++;
                     continue;
                 }
@@ -646,7 +514,8 @@ static void collect_parts(writer *w, int32_t first_record)
 
 /* ---- the blob ---- */
 
-/* Places an array of `count` behind what is there and clears the gap in front of the next, so that equal plans are equal bytes. */
+/* Places an array of `count` behind what is there and clears the gap in front of the next, so
+ * that equal plans are equal bytes. */
 static int64_t place(fv__plan_head *head, int64_t count, int64_t size)
 {
     const int64_t at = head->bytes, end = at + count * size;
@@ -661,19 +530,31 @@ static void begin_blob(fv__maker *m, fv__plan_head *head)
     const bool paged = b->given->pages.page_size != 0;
     memset(head, 0, (size_t)fv__round_up(sizeof *head, 16));
     *head = (fv__plan_head){
-        .num_workers = m->workers, .num_requests = (int32_t)b->num_requests, .total_rows = (int32_t)b->total_rows,
-        .num_units = m->shape->num_units, .unit_heads = m->shape->unit_heads, .units_per_kv_head = m->shape->units_per_kv_head,
-        .page_size = b->given->pages.page_size, .invariant = m->chunk > 0, .chunk = m->chunk, .num_pages = paged ? b->given->pages.num_pages : 0,
-        .table_entries = paged ? b->given->pages.ids.count : 0, .splits = m->splits, .row_positions = b->min_position != NULL,
+        .num_workers = m->workers,
+        .num_requests = (int32_t)b->num_requests,
+        .total_rows = (int32_t)b->total_rows,
+        .num_units = m->shape->num_units,
+        .unit_heads = m->shape->unit_heads,
+        .units_per_kv_head = m->shape->units_per_kv_head,
+        .page_size = b->given->pages.page_size,
+        .invariant = m->chunk > 0,
+        .chunk = m->chunk,
+        .num_pages = paged ? b->given->pages.num_pages : 0,
+        .table_entries = paged ? b->given->pages.ids.count : 0,
+        .splits = m->splits,
+        .row_positions = b->min_position != NULL,
         .bytes = fv__round_up(sizeof *head, 16),
     };
-    if (m->live && m->bounds->has_first && !m->bounds->lifted && !b->given->segments && !b->min_position) {
+    if (m->live && m->bounds->has_first && !m->bounds->lifted && !b->given->segments &&
+        !b->min_position) {
         head->has_live_first = 1;
         head->live_first = m->bounds->first;
     }
     head->worker_first = place(head, m->workers + 1, sizeof(int32_t));
     head->requests = place(head, b->num_requests, sizeof(fv__request));
-    if (b->num_requests > 0) memcpy((char *)head + head->requests, b->requests, (size_t)b->num_requests * sizeof(fv__request));
+    if (b->num_requests > 0)
+        memcpy((char *)head + head->requests, b->requests,
+               (size_t)b->num_requests * sizeof(fv__request));
     head->segments = head->bytes;
     m->head = head;
     m->segments = FV__PLAN_ARRAY(head, fv__segment, segments);
@@ -683,7 +564,8 @@ static void place_page_positions(fv__maker *m)
 {
     fv__plan_head *head = m->head;
     int64_t n = 0;
-    for (int32_t i = 0; i < m->num_segments; i++) n += m->infos[i].page_positions ? m->infos[i].num_pages : 0;
+    for (int32_t i = 0; i < m->num_segments; i++)
+        n += m->infos[i].page_positions ? m->infos[i].num_pages : 0;
     head->page_positions = place(head, n, sizeof(int32_t));
     head->num_page_positions = (int32_t)n;
     int32_t *out = FV__PLAN_ARRAY(head, int32_t, page_positions), at = 0;
@@ -704,7 +586,8 @@ static void place_bits(fv__maker *m)
     int64_t *out = FV__PLAN_ARRAY(head, int64_t, bits_offsets), at = 0;
     for (int64_t r = 0; r < m->batch->num_requests; r++) {
         out[r] = at;
-        at = fv__round_up(at + (int64_t)m->batch->requests[r].num_rows * m->batch->requests[r].num_keys, 8);
+        at = fv__round_up(
+            at + (int64_t)m->batch->requests[r].num_rows * m->batch->requests[r].num_keys, 8);
     }
     out[m->batch->num_requests] = at;
 }
@@ -718,10 +601,13 @@ static void place_segments(fv__maker *m)
     place(head, m->num_segments, sizeof(fv__segment));
     head->num_listed_rows = m->num_listed;
     head->listed_rows = place(head, m->num_listed, sizeof(fv__listed_row));
-    if (m->num_listed > 0) memcpy((char *)head + head->listed_rows, m->listed, (size_t)m->num_listed * sizeof *m->listed);
+    if (m->num_listed > 0)
+        memcpy((char *)head + head->listed_rows, m->listed,
+               (size_t)m->num_listed * sizeof *m->listed);
     place_page_positions(m);
     if (!head->page_size) {
-        for (int32_t i = 0; i < m->num_segments; i++) tokens = fv__max64(tokens, m->segments[i].table + m->segments[i].num_keys);
+        for (int32_t i = 0; i < m->num_segments; i++)
+            tokens = fv__max64(tokens, m->segments[i].table + m->segments[i].num_keys);
         head->table_entries = tokens;
     }
     place_bits(m);
@@ -733,7 +619,8 @@ static int64_t number_joined(fv__maker *m, int32_t *row_record)
     int64_t n = 0;
     memset(row_record, 0xFF, (size_t)m->batch->total_rows * sizeof *row_record);
     for (int32_t k = 0; k < m->num_tiles + m->num_empty; k++) {
-        const fv__tile *t = k < m->num_tiles ? &m->tiles[k] : &m->tiles[m->max_tiles - 1 - (k - m->num_tiles)];
+        const fv__tile *t =
+            k < m->num_tiles ? &m->tiles[k] : &m->tiles[m->max_tiles - 1 - (k - m->num_tiles)];
         if (!t->joined) continue;
         for (int32_t i = 0; i < t->num_rows; i++) {
             const int32_t row = fv__segment_row(m, &m->segments[t->segment], t->row_first + i).row;
@@ -751,21 +638,24 @@ static void begin_joined_records(const fv__maker *m, writer *w, int64_t first)
     for (int64_t row = 0; row < m->batch->total_rows; row++) {
         if (w->row_record[row] < 0) continue;
         w->row_record[row] += (int32_t)first;
-        for (int32_t u = 0; u < units; u++) w->records[w->row_record[row] + u] = (fv__record){ .row = (int32_t)row, .unit = u };
+        for (int32_t u = 0; u < units; u++)
+            w->records[w->row_record[row] + u] = (fv__record){ .row = (int32_t)row, .unit = u };
     }
 }
 
 static fv_status over_capacity(const fv__maker *m, const char *what, int64_t need, int64_t have)
 {
-    return fv__fail(m->err, FV_E_CAPACITY, m->chunk ? "limits.chunk" : "limits.max_rows", need, have,
-                    "this step needs %lld %s; the plan holds %lld: create it with %s", (long long)need, what, (long long)have,
+    return fv__fail(m->err, FV_E_CAPACITY, m->chunk ? "limits.chunk" : "limits.max_rows", need,
+                    have, "this step needs %lld %s; the plan holds %lld: create it with %s",
+                    (long long)need, what, (long long)have,
                     m->chunk ? "a larger chunk or more max_segment_rows" : "larger maxima");
 }
 
 static fv_status check_room(const fv__maker *m, int64_t pieces, int64_t records, int64_t slots)
 {
     const fv__plan_capacity *c = m->capacity;
-    if (m->num_segments > c->max_segments) return over_capacity(m, "segments", m->num_segments, c->max_segments);
+    if (m->num_segments > c->max_segments)
+        return over_capacity(m, "segments", m->num_segments, c->max_segments);
     if (pieces > c->max_pieces) return over_capacity(m, "pieces", pieces, c->max_pieces);
     if (records > c->max_records) return over_capacity(m, "merge records", records, c->max_records);
     if (slots > c->max_slots) return over_capacity(m, "partial results", slots, c->max_slots);
@@ -777,7 +667,8 @@ static fv_status check_room(const fv__maker *m, int64_t pieces, int64_t records,
 static int64_t count_empty_pieces(const fv__maker *m)
 {
     int64_t n = 0;
-    for (int32_t k = 0; k < m->num_empty; k++) n += m->segments[m->tiles[m->max_tiles - 1 - k].segment].num_units;
+    for (int32_t k = 0; k < m->num_empty; k++)
+        n += m->segments[m->tiles[m->max_tiles - 1 - k].segment].num_units;
     return n;
 }
 
@@ -785,11 +676,13 @@ static int64_t split_records(const fv__maker *m)
 {
     int64_t n = 0;
     for (int32_t k = 0; k < m->num_tiles && m->splits > 1; k++)
-        if (m->tiles[k].pieces > 1 && !m->tiles[k].joined) n += (int64_t)m->tiles[k].num_rows * m->segments[m->tiles[k].segment].num_units;
+        if (m->tiles[k].pieces > 1 && !m->tiles[k].joined)
+            n += (int64_t)m->tiles[k].num_rows * m->segments[m->tiles[k].segment].num_units;
     return n;
 }
 
-static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts, fv__plan_report *report)
+static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
+                            fv__plan_report *report)
 {
     fv__plan_head *head = m->head;
     int64_t joined = 0;
@@ -799,7 +692,8 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
         w.row_record = FV__PLAN_ARRAY(head, int32_t, row_record);
         joined = number_joined(m, w.row_record);
     }
-    const int64_t single = cuts->records + split_records(m), pieces = l->pieces + cuts->pieces, slots = l->slots + cuts->slots;
+    const int64_t single = cuts->records + split_records(m), pieces = l->pieces + cuts->pieces,
+                  slots = l->slots + cuts->slots;
     FV_TRY(check_room(m, pieces, single + joined, slots));
     head->pieces = place(head, pieces, sizeof(fv__piece));
     head->records = place(head, single + joined, sizeof(fv__record));
@@ -821,32 +715,47 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
     head->num_records = w.record;
     head->num_parts = w.part;
     head->num_slots = w.empty_slot;
-    *report = (fv__plan_report){ .total_cost = w.total, .max_worker_cost = w.longest, .kv_tokens_read = l->keys,
+    *report = (fv__plan_report){ .total_cost = w.total, .max_worker_cost = w.longest,
+                                 .kv_tokens_read = l->keys,
                                  .score_pairs = l->pairs * m->shape->unit_heads };
-    for (int32_t i = 0; i < m->num_segments; i++) report->num_shared_segments += m->segments[i].request < 0 && m->segments[i].num_keys > 0;
+    for (int32_t i = 0; i < m->num_segments; i++)
+        report->num_shared_segments += m->segments[i].request < 0 && m->segments[i].num_keys > 0;
     return FV_OK;
 }
 
-fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch, const fv__bounds *bounds, fv__plan_head *blob,
-                        fv__plan_report *report, fv_error *err)
+fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch,
+                        const fv__bounds *bounds, fv__plan_head *blob, fv__plan_report *report,
+                        fv_error *err)
 {
-    const room r = room_of(planner->shape, planner->limits);
-    fv__maker m = { .planner = planner, .shape = planner->shape, .capacity = planner->capacity, .batch = batch, .bounds = bounds, .err = err,
-                    .workers = r.workers, .levels = r.levels, .splits = r.splits, .chunk = r.chunk, .max_segment_rows = given_rows(planner->limits),
-                    .live = batch->given->lengths.device != NULL, .max_tiles = (int32_t)r.tiles, .num_page_slots = r.page_slots };
-    carver c = { planner->temp, 0 };
+    const fv__room r = fv__room_of(planner->shape, planner->limits);
+    fv__maker m = { .planner = planner,
+                    .shape = planner->shape,
+                    .capacity = planner->capacity,
+                    .batch = batch,
+                    .bounds = bounds,
+                    .err = err,
+                    .workers = r.workers,
+                    .levels = r.levels,
+                    .splits = r.splits,
+                    .chunk = r.chunk,
+                    .max_segment_rows = r.given_rows,
+                    .live = batch->given->lengths.device != NULL,
+                    .max_tiles = (int32_t)r.tiles,
+                    .num_page_slots = r.page_slots };
     line l;
     cut_counts cuts;
-    carve_temp(&r, &c, &m);
+    fv__room_carve(&r, planner->temp, &m);
     begin_blob(&m, blob);
     FV_TRY(fv__segments_make(&m));
     lay_tiles(&m, &l);
-    if (m.chunk && l.slots > m.capacity->max_slots && r.share && !batch->given->segments) {     /* too many chunks to keep: without sharing */
+    if (m.chunk && l.slots > m.capacity->max_slots && r.share &&
+        !batch->given->segments) { /* too many chunks to keep: without sharing */
         m.num_segments = m.num_listed = 0;
         fv__segments_plain(&m, NULL, NULL);
         lay_tiles(&m, &l);
     }
-    if (l.slots > m.capacity->max_slots) return over_capacity(&m, "partial results", l.slots, m.capacity->max_slots);
+    if (l.slots > m.capacity->max_slots)
+        return over_capacity(&m, "partial results", l.slots, m.capacity->max_slots);
     if (m.splits) cuts = (cut_counts){ 0 };
     find_cuts(&m, &l, &cuts);
     place_segments(&m);
@@ -860,20 +769,25 @@ static int64_t unseen_keys(const fv__plan_head *plan, const fv__segment *s, cons
 {
     if (!plan->has_live_first || plan->invariant || !s->live || p->key_first > 0) return 0;
     const fv__request *q = FV__PLAN_ARRAY(plan, fv__request, requests) + s->request;
-    const int64_t position = (int64_t)q->first_position + q->num_keys - q->num_rows + s->row_first + p->row_first - q->row_first;
+    const int64_t position = (int64_t)q->first_position + q->num_keys - q->num_rows + s->row_first +
+                             p->row_first - q->row_first;
     const int64_t first = position + plan->live_first - s->first_position;
     if (first <= 0 || first >= p->num_keys) return 0;
     return fv__cut_floor(fv__plan_origin(plan, s), first);
 }
 
-int64_t fv__plan_piece_cost(const fv__plan_head *plan, const fv__kernel_shape *shape, const fv__piece *p)
+int64_t fv__plan_piece_cost(const fv__plan_head *plan, const fv__kernel_shape *shape,
+                            const fv__piece *p)
 {
     const fv__cost_model *m = shape->cost;
     const fv__segment *s = FV__PLAN_ARRAY(plan, fv__segment, segments) + p->segment;
-    const int64_t packed = (int64_t)p->num_rows * plan->unit_heads, unseen = unseen_keys(plan, s, p);
-    const fv__cut_cost c = { m->piece + packed * m->row, m->block + packed * m->block_row, packed * m->part };
-    return fv__cut_piece_cost(&c, fv__cut_blocks(fv__plan_origin(plan, s), p->key_first + unseen, p->num_keys - unseen),
-                              p->slot >= 0 ? fv__plan_parts(plan, s, p) : 0);
+    const int64_t packed = (int64_t)p->num_rows * plan->unit_heads,
+                  unseen = unseen_keys(plan, s, p);
+    const fv__cut_cost c = { m->piece + packed * m->row, m->block + packed * m->block_row,
+                             packed * m->part };
+    return fv__cut_piece_cost(
+        &c, fv__cut_blocks(fv__plan_origin(plan, s), p->key_first + unseen, p->num_keys - unseen),
+        p->slot >= 0 ? fv__plan_parts(plan, s, p) : 0);
 }
 
 void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *shape, int64_t *out)
@@ -882,6 +796,7 @@ void fv__plan_worker_costs(const fv__plan_head *plan, const fv__kernel_shape *sh
     const fv__piece *pieces = FV__PLAN_ARRAY(plan, fv__piece, pieces);
     for (int32_t w = 0; w < plan->num_workers; w++) {
         out[w] = 0;
-        for (int32_t i = first[w]; i < first[w + 1]; i++) out[w] += fv__plan_piece_cost(plan, shape, &pieces[i]);
+        for (int32_t i = first[w]; i < first[w + 1]; i++)
+            out[w] += fv__plan_piece_cost(plan, shape, &pieces[i]);
     }
 }

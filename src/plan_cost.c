@@ -1,24 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cost.c -- what work costs, per kind of device: integers, committed, never measured at run time, so that every planner cuts alike.
+/* plan_cost.c -- what work costs, per kind of device: integers, committed, never measured at run
+ * time, so that every planner cuts alike.
  *
- * The unit is about a nanosecond of one worker (a thread; a CTA that has an SM to itself) at dim 128, 16-bit K and V. Only ratios matter: a
- * uniform error moves no cut. One key block is 64 keys x 128 x 2 bytes x (K and V) = 32 KB and 64 x 4 x 128 = 32768 flops a packed row.
- * The model adds what overlaps in truth (bytes and arithmetic); that is right at both ends, where one of the two is small. */
+ * The unit is about a nanosecond of one worker (a thread; a CTA that has an SM to itself) at dim
+ * 128, 16-bit K and V. Only ratios matter: a uniform error moves no cut. One key block is 64
+ * keys x 128 x 2 bytes x (K and V) = 32 KB and 64 x 4 x 128 = 32768 flops a packed row. The
+ * model adds what overlaps in truth (bytes and arithmetic); that is right at both ends, where
+ * one of the two is small. */
 #include "plan.h"
 
-/* block: 32 KB at the 13 GB/s that one core streams. block_row: 32768 flops and 64 exponentials at about 100 GFLOP/s (AVX-512; AVX2 needs about twice
- * that, which shifts a mixed batch's cut a little). piece: packing q, page look-ups, a cold first page. row: q in, o and lse out. part: 128 floats
- * of a partial written, read and merged. */
-const fv__cost_model fv__cost_cpu = { .name = "cpu", .piece = 1500, .block = 2500, .block_row = 320, .row = 100, .part = 150 };
+/* block: 32 KB at the 13 GB/s that one core streams. block_row: 32768 flops and 64 exponentials
+ * at about 100 GFLOP/s (AVX-512; AVX2 needs about twice that, which shifts a mixed batch's cut a
+ * little). piece: packing q, page look-ups, a cold first page. row: q in, o and lse out. part:
+ * 128 floats of a partial written, read and merged. */
+const fv__cost_model fv__cost_cpu = {
+    .name = "cpu", .piece = 1500, .block = 2500, .block_row = 320, .row = 100, .part = 150
+};
 
-/* The same memory; a row's block at 1.5 TFLOP/s: half of the measured 3.06 TFLOP/s of one core's bf16 tiles, softmax included. */
-const fv__cost_model fv__cost_cpu_amx = { .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 22, .row = 100, .part = 150 };
+/* The same memory; a row's block at 1.5 TFLOP/s: half of the measured 3.06 TFLOP/s of one core's
+ * bf16 tiles, softmax included. */
+const fv__cost_model fv__cost_cpu_amx = {
+    .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 22, .row = 100, .part = 150
+};
 
-/* First estimates, by a card of 132 SMs that reads 4.5 TB/s, 34 GB/s an SM: 32 KB in 950 ns. mma.sync reaches half of the matrix rate, 2.5 TFLOP/s
- * an SM: 13 ns a row's block, of which loads hide about half. piece: filling the pipeline, one dependent page id load after another. part: 512
- * bytes written, read through L2 and merged at about 35 GB/s. */
-const fv__cost_model fv__cost_sm80 = { .name = "sm80", .piece = 1400, .block = 950, .block_row = 7, .row = 15, .part = 30 };
+/* First estimates, by a card of 132 SMs that reads 4.5 TB/s, 34 GB/s an SM: 32 KB in 950 ns.
+ * mma.sync reaches half of the matrix rate, 2.5 TFLOP/s an SM: 13 ns a row's block, of which
+ * loads hide about half. piece: filling the pipeline, one dependent page id load after another.
+ * part: 512 bytes written, read through L2 and merged at about 35 GB/s. */
+const fv__cost_model fv__cost_sm80 = {
+    .name = "sm80", .piece = 1400, .block = 950, .block_row = 7, .row = 15, .part = 30
+};
 
-/* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and V from L2 (8.4 TB/s), so block is a bit below the
- * streaming cost. */
-const fv__cost_model fv__cost_sm90 = { .name = "sm90", .piece = 1200, .block = 900, .block_row = 3, .row = 12, .part = 30 };
+/* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and
+ * V from L2 (8.4 TB/s), so block is a bit below the streaming cost. */
+const fv__cost_model fv__cost_sm90 = {
+    .name = "sm90", .piece = 1200, .block = 900, .block_row = 3, .row = 12, .part = 30
+};

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cut.h -- the arithmetic of the planner: which keys a row tile may see, what a piece costs, where the cost line is cut.
- * Plain functions of integers, no libc: the same text compiles for the host and for a device (define FV__CUT_FN for the latter and declare
- * int32_t and int64_t before it), so that both cut at the same key.
+/* plan_cut.h -- the arithmetic of the planner: which keys a row tile may see, what a piece
+ * costs, where the cost line is cut. Plain functions of integers, no libc: the same text
+ * compiles for the host and for a device (define FV__CUT_FN for the latter and declare int32_t
+ * and int64_t before it), so that both cut at the same key.
  *
  * Words
- *   item     a row tile x a head unit: what pieces are cut from. The items of a tile have the same cost
- *   line     all items laid end to end, each as long as its cost. Worker w of W does what lies between w/W and (w + 1)/W of it
- *   grid     keys j of a segment lie on blocks and chunks counted from `origin`: block (origin + j) / 64, chunk (origin + j) / chunk.
- *            origin is 0, in the invariant mode the position of the segment's first key (see fv__plan_origin)
- */
+ *   item     a row tile x a head unit: what pieces are cut from. The items of a tile have the
+ *            same cost
+ *   line     all items laid end to end, each as long as its cost. Worker w of W does what lies
+ *            between w/W and (w + 1)/W of it
+ *   grid     keys j of a segment lie on blocks and chunks counted from `origin`: block (origin +
+ *            j) / 64, chunk (origin + j) / chunk. origin is 0, in the invariant mode the
+ *            position of the segment's first key (see fv__plan_origin)
+ * */
 #ifndef FV__PLAN_CUT_H
 #define FV__PLAN_CUT_H
 
@@ -23,13 +27,18 @@
 
 FV__CUT_FN int32_t fv__cut_blocks(int64_t origin, int64_t first, int64_t num)
 {
-    return num > 0 ? (int32_t)((origin + first + num - 1) / FV__CUT_BLOCK - (origin + first) / FV__CUT_BLOCK + 1) : 0;
+    return num > 0 ? (int32_t)((origin + first + num - 1) / FV__CUT_BLOCK -
+                               (origin + first) / FV__CUT_BLOCK + 1)
+                   : 0;
 }
 
-/* Parts that keys [first, first + num) give: one a chunk, one where there are no chunks, one (the identity) of no keys. */
+/* Parts that keys [first, first + num) give: one a chunk, one where there are no chunks, one
+ * (the identity) of no keys. */
 FV__CUT_FN int32_t fv__cut_parts(int64_t origin, int64_t first, int64_t num, int32_t chunk)
 {
-    return chunk && num > 0 ? (int32_t)((origin + first + num - 1) / chunk - (origin + first) / chunk + 1) : 1;
+    return chunk && num > 0
+               ? (int32_t)((origin + first + num - 1) / chunk - (origin + first) / chunk + 1)
+               : 1;
 }
 
 /* The first key of the block that holds key j, at least 0. */
@@ -41,9 +50,10 @@ FV__CUT_FN int32_t fv__cut_floor(int64_t origin, int64_t j)
 
 /* ---- visible keys ---- */
 
-/* Keys of a segment whose first of num_keys sits at `position` that may be visible between key positions first and last: [*lo, *hi), *lo on
- * the grid. None: *lo == *hi. */
-FV__CUT_FN void fv__cut_reach(int64_t first, int64_t last, int64_t position, int32_t num_keys, int64_t origin, int32_t *lo, int32_t *hi)
+/* Keys of a segment whose first of num_keys sits at `position` that may be visible between key
+ * positions first and last: [*lo, *hi), *lo on the grid. None: *lo == *hi. */
+FV__CUT_FN void fv__cut_reach(int64_t first, int64_t last, int64_t position, int32_t num_keys,
+                              int64_t origin, int32_t *lo, int32_t *hi)
 {
     int64_t from = first - position, to = last - position + 1;
     if (from < 0) from = 0;
@@ -84,18 +94,21 @@ typedef struct fv__cut_item {
     int32_t chunk;                      /* 0: cuts lie on block borders */
 } fv__cut_item;
 
-/* Where the item is cut for the line's place `at` (0 <= at < length, from the item's start): the first key of the right side; key_first: the
- * whole item goes right, key_end: left. Falls never as `at` grows. Cuts that would move the place by no more than `slack` and a merge
- * are not made: a piece and its merge cost more than they even out. */
+/* Where the item is cut for the line's place `at` (0 <= at < length, from the item's start): the
+ * first key of the right side; key_first: the whole item goes right, key_end: left. Falls never
+ * as `at` grows. Cuts that would move the place by no more than `slack` and a merge are not
+ * made: a piece and its merge cost more than they even out. */
 FV__CUT_FN int32_t fv__cut_key(const fv__cut_item *item, int64_t at, int64_t slack)
 {
     const int32_t lo = item->key_first, hi = item->key_end;
     const int32_t blocks = fv__cut_blocks(item->origin, lo, hi - lo);
-    const int64_t per_block = (item->length - item->cost.piece) / blocks;       /* merged parts of chunks included */
+    const int64_t per_block =
+        (item->length - item->cost.piece) / blocks; /* merged parts of chunks included */
     int64_t k = at > item->cost.piece ? (at - item->cost.piece + per_block / 2) / per_block : 0;
     if (k > blocks) k = blocks;
 
-    int64_t key = (item->origin + lo) / FV__CUT_BLOCK * FV__CUT_BLOCK + k * FV__CUT_BLOCK;     /* on the grid */
+    int64_t key =
+        (item->origin + lo) / FV__CUT_BLOCK * FV__CUT_BLOCK + k * FV__CUT_BLOCK; /* on the grid */
     if (item->chunk) key = (key + item->chunk / 2) / item->chunk * item->chunk;
     key -= item->origin;
     if (k == 0 || key <= lo) return lo;
@@ -108,7 +121,8 @@ FV__CUT_FN int32_t fv__cut_key(const fv__cut_item *item, int64_t at, int64_t sla
     return near_first ? lo : near_end ? hi : (int32_t)key;
 }
 
-/* First key of part `i` of `num_parts` equal ones (given splits); i == num_parts: key_end. Parts may be empty. */
+/* First key of part `i` of `num_parts` equal ones (given splits); i == num_parts: key_end. Parts
+ * may be empty. */
 FV__CUT_FN int32_t fv__cut_split(const fv__cut_item *item, int32_t i, int32_t num_parts)
 {
     const int32_t lo = item->key_first, hi = item->key_end;

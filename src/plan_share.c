@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_share.c -- finds requests whose page lists begin with the same ids, and reads what they share once where that costs less.
+/* plan_share.c -- finds requests whose page lists begin with the same ids, and reads what they
+ * share once where that costs less.
  *
- * Requests are grouped by their first page; each group becomes a prefix tree whose nodes are the longest common page lists of two or more members
- * (at most MAX_DEPTH nodes deep; what lies deeper is not shared). A node that is chosen becomes a segment with the rows of all its members; a member's own
- * segment begins where its deepest chosen node ends. Saved: every key block of the node that the members would read one by one. Paid: the node's
- * pieces, and a part to merge for each of its rows and once for each member's own.
+ * Requests are grouped by their first page; each group becomes a prefix tree whose nodes are the
+ * longest common page lists of two or more members (at most MAX_DEPTH nodes deep; what lies
+ * deeper is not shared). A node that is chosen becomes a segment with the rows of all its
+ * members; a member's own segment begins where its deepest chosen node ends. Saved: every key
+ * block of the node that the members would read one by one. Paid: the node's pieces, and a part
+ * to merge for each of its rows and once for each member's own.
  *
- * choose() uses the closed form of that; keep_if_cheaper() then adds up the line with and without a group's nodes, tile by tile, and drops
- * them all unless they cost less. So the plan with sharing never costs more than the flat one.
+ * choose() uses the closed form of that; keep_if_cheaper() then adds up the line with and
+ * without a group's nodes, tile by tile, and drops them all unless they cost less. So the plan
+ * with sharing never costs more than the flat one.
  *
- * Invariant mode: shared keys end on a chunk border, so that the chunks of a row, and its bits, are those of the flat plan.
- * Cost: O(requests + shared page ids); no decision depends on addresses or time. */
+ * Invariant mode: shared keys end on a chunk border, so that the chunks of a row, and its bits,
+ * are those of the flat plan. Cost: O(requests + shared page ids); no decision depends on
+ * addresses or time. */
 #include "segment.h"
 
 #include <string.h>
@@ -26,23 +31,32 @@ typedef struct finder {
 
 /* ---- page ids ---- */
 
-static int64_t id_at(const finder *f, int32_t request, int64_t page) { return fv__index_at(f->ids, f->m->batch->tables[request] + page); }
+static int64_t id_at(const finder *f, int32_t request, int64_t page)
+{
+    return fv__index_at(f->ids, f->m->batch->tables[request] + page);
+}
 
 static bool same_page(const finder *f, int32_t a, int32_t b, int64_t page)
 {
     const int64_t *tables = f->m->batch->tables;
     if (id_at(f, a, page) != id_at(f, b, page)) return false;
-    return !f->v_ids || fv__index_at(f->v_ids, tables[a] + page) == fv__index_at(f->v_ids, tables[b] + page);
+    return !f->v_ids ||
+           fv__index_at(f->v_ids, tables[a] + page) == fv__index_at(f->v_ids, tables[b] + page);
 }
 
-static int64_t full_pages(const finder *f, int32_t request) { return f->m->batch->requests[request].num_keys / f->page_size; }
+static int64_t full_pages(const finder *f, int32_t request)
+{
+    return f->m->batch->requests[request].num_keys / f->page_size;
+}
 
-/* Pages that a and b share, from `page` on and below `end`. Dense 32-bit tables, the usual ones, are compared without the detour. */
+/* Pages that a and b share, from `page` on and below `end`. Dense 32-bit tables, the usual ones,
+ * are compared without the detour. */
 static int64_t common_pages(const finder *f, int32_t a, int32_t b, int64_t page, int64_t end)
 {
     const int64_t *tables = f->m->batch->tables;
     if (!f->v_ids && f->ids->type == FV_INDEX_I32 && f->ids->stride == 1) {
-        const int32_t *x = (const int32_t *)f->ids->host + tables[a], *y = (const int32_t *)f->ids->host + tables[b];
+        const int32_t *x = (const int32_t *)f->ids->host + tables[a],
+                      *y = (const int32_t *)f->ids->host + tables[b];
         while (page + 16 <= end && !memcmp(x + page, y + page, 16 * sizeof *x)) page += 16;
         while (page < end && x[page] == y[page]) page++;
         return page;
@@ -55,11 +69,13 @@ static int64_t common_pages(const finder *f, int32_t a, int32_t b, int64_t page,
 
 static bool alike(const finder *f, int32_t a, int32_t b, int64_t page)
 {
-    return same_page(f, a, b, page) && f->m->batch->requests[a].first_position == f->m->batch->requests[b].first_position;
+    return same_page(f, a, b, page) &&
+           f->m->batch->requests[a].first_position == f->m->batch->requests[b].first_position;
 }
 
-/* Puts members [first, first + num) that have a page `page` into chains of equal ids: `heads` gets each chain's first member, `next` the rest.
- * Those without such a page become chains of one. Returns how many chains; they are in order of their first members. */
+/* Puts members [first, first + num) that have a page `page` into chains of equal ids: `heads`
+ * gets each chain's first member, `next` the rest. Those without such a page become chains of
+ * one. Returns how many chains; they are in order of their first members. */
 static int32_t chain(finder *f, int32_t first, int32_t num, int64_t page)
 {
     fv__share_memory *s = f->s;
@@ -75,7 +91,8 @@ static int32_t chain(finder *f, int32_t first, int32_t num, int64_t page)
             s->heads[heads++] = r;
             continue;
         }
-        int64_t at = (int64_t)(((uint64_t)id_at(f, r, page) * 0x9E3779B97F4A7C15u) >> 32) & (size - 1);
+        int64_t at =
+            (int64_t)(((uint64_t)id_at(f, r, page) * 0x9E3779B97F4A7C15u) >> 32) & (size - 1);
         while (s->slots[at] >= 0 && !alike(f, s->slots[at], r, page)) at = (at + 1) & (size - 1);
         const int32_t head = s->slots[at];
         if (head < 0) {
@@ -122,7 +139,8 @@ static int64_t measure(finder *f, fv__share_node *node, int64_t page)
     return pages;
 }
 
-/* Makes a node of each chain with two members or more, and orders the members from `first` on by chain. */
+/* Makes a node of each chain with two members or more, and orders the members from `first` on by
+ * chain. */
 static void add_nodes(finder *f, int32_t parent, int32_t first, int32_t heads)
 {
     fv__share_memory *s = f->s;
@@ -133,7 +151,8 @@ static void add_nodes(finder *f, int32_t parent, int32_t first, int32_t heads)
             continue;
         }
         fv__share_node *node = &s->nodes[f->num_nodes];
-        *node = (fv__share_node){ .parent = parent, .first_child = -1, .next_child = -1, .member_first = at,
+        *node = (fv__share_node){ .parent = parent, .first_child = -1, .next_child = -1,
+                                  .member_first = at,
                                   .depth = parent < 0 ? 0 : s->nodes[parent].depth + 1 };
         for (int32_t r = s->heads[h]; r >= 0; r = s->next[r]) s->members[at++] = r;
         node->num_members = at - node->member_first;
@@ -157,19 +176,23 @@ static void grow(finder *f)
         const int64_t known = node->parent < 0 ? 0 : s->common[node->parent];
         const int64_t pages = measure(f, node, known);
         s->common[i] = (int32_t)pages;
-        if (node->depth + 1 < MAX_DEPTH) add_nodes(f, i, node->member_first, chain(f, node->member_first, node->num_members, pages));
+        if (node->depth + 1 < MAX_DEPTH)
+            add_nodes(f, i, node->member_first,
+                      chain(f, node->member_first, node->num_members, pages));
     }
 }
 
 /* ---- choice ---- */
 
-/* What the node's segment from key `begin` saves, by the closed form. `joined`: its members owe merges already. */
+/* What the node's segment from key `begin` saves, by the closed form. `joined`: its members owe
+ * merges already. */
 static int64_t gain(const finder *f, const fv__share_node *node, int32_t begin, bool joined)
 {
     const fv__cost_model *c = f->m->shape->cost;
     const int64_t packed = (int64_t)node->num_rows * f->m->shape->unit_heads;
     const int64_t tiles = fv__div_up(node->num_rows, fv__tile_rows(f->m->shape, node->num_rows));
-    const int64_t saved = c->block * node->tiles_saved * fv__max32(0, node->end - begin) / FV__KEY_BLOCK;
+    const int64_t saved =
+        c->block * node->tiles_saved * fv__max32(0, node->end - begin) / FV__KEY_BLOCK;
     return saved - tiles * c->piece - packed * (c->row + c->part) - (joined ? 0 : packed * c->part);
 }
 
@@ -178,14 +201,16 @@ static int64_t best_single(const finder *f, int32_t index, int32_t begin, bool j
 {
     const fv__share_node *node = &f->s->nodes[index];
     int64_t below = 0;
-    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child) below += best_single(f, c, begin, joined);
+    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child)
+        below += best_single(f, c, begin, joined);
     return fv__max64(below, fv__max64(0, gain(f, node, begin, joined)));
 }
 
 static int64_t best_below(const finder *f, const fv__share_node *node, int32_t begin, bool joined)
 {
     int64_t sum = 0;
-    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child) sum += best_single(f, c, begin, joined);
+    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child)
+        sum += best_single(f, c, begin, joined);
     return sum;
 }
 
@@ -194,7 +219,8 @@ static void choose(finder *f, int32_t index, int32_t begin, bool joined, int32_t
 {
     fv__share_node *node = &f->s->nodes[index];
     if (left == 0) return;
-    const int64_t with = gain(f, node, begin, joined) + (left > 1 ? best_below(f, node, node->end, true) : 0);
+    const int64_t with =
+        gain(f, node, begin, joined) + (left > 1 ? best_below(f, node, node->end, true) : 0);
     node->begin = begin;
     node->chosen = node->end > begin && with > best_below(f, node, begin, joined);
     if (node->chosen) {
@@ -202,7 +228,8 @@ static void choose(finder *f, int32_t index, int32_t begin, bool joined, int32_t
         joined = true;
         left--;
     }
-    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child) choose(f, c, begin, joined, left);
+    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child)
+        choose(f, c, begin, joined, left);
 }
 
 /* ---- the line with and without ---- */
@@ -210,8 +237,12 @@ static void choose(finder *f, int32_t index, int32_t begin, bool joined, int32_t
 static fv__segment own_segment(const finder *f, int32_t r, int32_t begin)
 {
     const fv__request *q = &f->m->batch->requests[r];
-    return (fv__segment){ .row_first = q->row_first, .num_rows = q->num_rows, .request = r, .num_keys = q->num_keys - begin,
-                          .first_position = q->first_position + begin, .page_positions = -1 };
+    return (fv__segment){ .row_first = q->row_first,
+                          .num_rows = q->num_rows,
+                          .request = r,
+                          .num_keys = q->num_keys - begin,
+                          .first_position = q->first_position + begin,
+                          .page_positions = -1 };
 }
 
 /* Cost of one head unit of a segment's tiles. */
@@ -224,8 +255,10 @@ static int64_t line_cost(const finder *f, const fv__segment *s, bool joined)
         fv__tile t = { .row_first = row, .num_rows = fv__min32(info.tile_rows, s->num_rows - row) };
         fv__tile_reach(f->m, s, &info, &t);
         const fv__cut_cost c = fv__tile_cost(f->m, t.num_rows);
-        const int32_t parts = fv__cut_parts(origin, t.key_first, t.key_end - t.key_first, f->m->chunk);
-        sum += fv__cut_piece_cost(&c, fv__cut_blocks(origin, t.key_first, t.key_end - t.key_first), joined ? parts : 0);
+        const int32_t parts =
+            fv__cut_parts(origin, t.key_first, t.key_end - t.key_first, f->m->chunk);
+        sum += fv__cut_piece_cost(&c, fv__cut_blocks(origin, t.key_first, t.key_end - t.key_first),
+                                  joined ? parts : 0);
     }
     return sum;
 }
@@ -234,9 +267,14 @@ static fv__segment node_segment(const finder *f, const fv__share_node *node, int
 {
     const int32_t lead = f->s->members[node->member_first];
     return (fv__segment){
-        .table = f->m->batch->tables[lead] + node->begin / f->page_size, .row_first = first_listed, .num_rows = node->num_rows, .request = -1,
-        .num_units = f->m->shape->num_units, .num_keys = node->end - node->begin,
-        .first_position = f->m->batch->requests[lead].first_position + node->begin, .page_positions = -1,
+        .table = f->m->batch->tables[lead] + node->begin / f->page_size,
+        .row_first = first_listed,
+        .num_rows = node->num_rows,
+        .request = -1,
+        .num_units = f->m->shape->num_units,
+        .num_keys = node->end - node->begin,
+        .first_position = f->m->batch->requests[lead].first_position + node->begin,
+        .page_positions = -1,
     };
 }
 
@@ -246,11 +284,13 @@ static void list_rows(finder *f, const fv__share_node *node)
     for (int32_t i = node->member_first; i < node->member_first + node->num_members; i++) {
         const int32_t r = f->s->members[i];
         for (int32_t row = 0; row < m->batch->requests[r].num_rows; row++)
-            m->listed[m->num_listed++] = (fv__listed_row){ m->batch->requests[r].row_first + row, r };
+            m->listed[m->num_listed++] =
+                (fv__listed_row){ m->batch->requests[r].row_first + row, r };
     }
 }
 
-/* begin[] and level[] of a chosen node's members. Parents come before children, so the deepest stays. */
+/* begin[] and level[] of a chosen node's members. Parents come before children, so the deepest
+ * stays. */
 static void mark_members(finder *f, const fv__share_node *node)
 {
     for (int32_t i = node->member_first; i < node->member_first + node->num_members; i++) {
@@ -259,7 +299,8 @@ static void mark_members(finder *f, const fv__share_node *node)
     }
 }
 
-/* Sum over the nodes below `index` of their segments' costs; lists rows behind m->num_listed for the count and takes them back. */
+/* Sum over the nodes below `index` of their segments' costs; lists rows behind m->num_listed for
+ * the count and takes them back. */
 static int64_t nodes_cost(finder *f, int32_t index)
 {
     const fv__share_node *node = &f->s->nodes[index];
@@ -272,14 +313,16 @@ static int64_t nodes_cost(finder *f, int32_t index)
         f->m->num_listed = first;
         mark_members(f, node);
     }
-    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child) sum += nodes_cost(f, c);
+    for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child)
+        sum += nodes_cost(f, c);
     return sum;
 }
 
 static void drop(finder *f, int32_t index)
 {
     f->s->nodes[index].chosen = false;
-    for (int32_t c = f->s->nodes[index].first_child; c >= 0; c = f->s->nodes[c].next_child) drop(f, c);
+    for (int32_t c = f->s->nodes[index].first_child; c >= 0; c = f->s->nodes[c].next_child)
+        drop(f, c);
 }
 
 static bool any_chosen(const finder *f, int32_t index)
@@ -290,7 +333,8 @@ static bool any_chosen(const finder *f, int32_t index)
     return false;
 }
 
-/* Keeps the tree's nodes if that makes the line shorter; begin[] and level[] of its members say what was kept. */
+/* Keeps the tree's nodes if that makes the line shorter; begin[] and level[] of its members say
+ * what was kept. */
 static bool keep_if_cheaper(finder *f, int32_t root)
 {
     const fv__share_node *node = &f->s->nodes[root];
@@ -320,7 +364,9 @@ static void emit(finder *f, int32_t index, int32_t level)
         fv__segment *out = &m->segments[m->num_segments];
         *out = node_segment(f, node, m->num_listed);
         out->level = level++;
-        m->infos[m->num_segments++] = (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, node->num_rows), .joined = true };
+        m->infos[m->num_segments++] =
+            (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, node->num_rows),
+                                .joined = true };
         list_rows(f, node);
     }
     for (int32_t c = node->first_child; c >= 0; c = f->s->nodes[c].next_child) emit(f, c, level);
@@ -331,7 +377,12 @@ bool fv__segments_share(fv__maker *m)
     const fv_pages *pages = &m->batch->given->pages;
     const int64_t n = m->batch->num_requests;
     if (!m->head->page_size || n < 2 || !pages->ids.host) return false;
-    finder f = { m, &m->share, &pages->ids, fv__index_given(&pages->v_ids) && pages->v_ids.host ? &pages->v_ids : NULL, m->head->page_size, 0 };
+    finder f = { m,
+                 &m->share,
+                 &pages->ids,
+                 fv__index_given(&pages->v_ids) && pages->v_ids.host ? &pages->v_ids : NULL,
+                 m->head->page_size,
+                 0 };
     grow(&f);
     if (f.num_nodes == 0) return false;
     memset(m->share.begin, 0, (size_t)n * sizeof *m->share.begin);

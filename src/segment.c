@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* segment.c -- a batch to segments: the short form, and given segments (checked, put in order, given levels); which keys a row tile sees.
+/* segment.c -- a batch to segments: the short form, and given segments (checked, put in order,
+ * given levels); which keys a row tile sees.
  *
  * Given segments
- *   - a segment whose rows follow one another inside one request becomes a range, any other a list of (row, request)
- *   - segments without rows or keys vanish; a (row, head) in no segment joins a segment of no keys, so that its output is written
- *   - `cells` holds for each (row, head unit) how many segments it lies in; the level of a segment is one more than the highest level of earlier
- *     ones that share a cell with it
- *   - two segments of one row and head that name the same page (ragged: token) at overlapping positions are refused: its keys would count twice
- * Cost: O(rows x head units of all segments + pages), and a pairwise look only at segments that share cells and positions. */
+ *   - a segment whose rows follow one another inside one request becomes a range, any other a
+ *     list of (row, request)
+ *   - segments without rows or keys vanish; a (row, head) in no segment joins a segment of no
+ *     keys, so that its output is written
+ *   - `cells` holds for each (row, head unit) how many segments it lies in; the level of a
+ *     segment is one more than the highest level of earlier ones that share a cell with it
+ *   - two segments of one row and head that name the same page (ragged: token) at overlapping
+ *     positions are refused: its keys would count twice
+ * Cost: O(rows x head units of all segments + pages), and a pairwise look only at segments that
+ * share cells and positions. */
 #include "segment.h"
 
 #include <limits.h>
@@ -32,7 +37,8 @@ fv__cut_cost fv__tile_cost(const fv__maker *m, int32_t num_rows)
 {
     const fv__cost_model *c = m->shape->cost;
     const int64_t packed = (int64_t)num_rows * m->shape->unit_heads;
-    return (fv__cut_cost){ c->piece + packed * c->row, c->block + packed * c->block_row, packed * c->part };
+    return (fv__cut_cost){ c->piece + packed * c->row, c->block + packed * c->block_row,
+                           packed * c->part };
 }
 
 int64_t fv__row_position(const fv__maker *m, int64_t row, int32_t request)
@@ -61,8 +67,8 @@ static span tile_positions(const fv__maker *m, const fv__segment *s, const fv__t
     return out;
 }
 
-/* Widens `keys` by the ranges of the request's lists that hold a position between p.first and p.last. Ranges ascend: the first whose end lies behind
- * p.first is found by halving. */
+/* Widens `keys` by the ranges of the request's lists that hold a position between p.first and
+ * p.last. Ranges ascend: the first whose end lies behind p.first is found by halving. */
 static void lift_request(const fv__bounds *b, int32_t request, span p, span *keys)
 {
     for (int l = 0; l < b->num_lists; l++) {
@@ -106,27 +112,32 @@ static span tile_visible(const fv__maker *m, const fv__segment *s, const fv__til
     return keys;
 }
 
-/* Keys of page `page` at positions of its own between keys.first and keys.last: [first, last + 1) within the page; empty: first > last. */
-static span page_keys(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, int32_t page, span keys)
+/* Keys of page `page` at positions of its own between keys.first and keys.last: [first, last +
+ * 1) within the page; empty: first > last. */
+static span page_keys(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                      int32_t page, span keys)
 {
-    const int64_t size = m->head->page_size, used = fv__min64(size, s->num_keys - page * size), at = info->page_positions[page];
+    const int64_t size = m->head->page_size, used = fv__min64(size, s->num_keys - page * size),
+                  at = info->page_positions[page];
     return (span){ fv__max64(0, keys.first - at), fv__min64(used - 1, keys.last - at) };
 }
 
-static bool page_hidden(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, int32_t page, span keys)
+static bool page_hidden(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                        int32_t page, span keys)
 {
     const span x = page_keys(m, s, info, page, keys);
     return x.first > x.last;
 }
 
 /* The keys of such a segment: from the first to the last that is visible. */
-static void reach_pages(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, span keys, int32_t *lo, int32_t *hi)
+static void reach_pages(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                        span keys, int32_t *lo, int32_t *hi)
 {
     const int64_t size = m->head->page_size;
     int32_t first = 0, last = info->num_pages;
     *lo = *hi = 0;
     if (info->ascending) {
-        for (int32_t end = last; first < end; ) {       /* the first that does not end before keys.first */
+        for (int32_t end = last; first < end;) { /* the first that does not end before keys.first */
             const int32_t mid = first + (end - first) / 2;
             if (info->page_positions[mid] + size - 1 < keys.first) first = mid + 1;
             else end = mid;
@@ -144,7 +155,8 @@ static void reach_pages(const fv__maker *m, const fv__segment *s, const fv__segm
     *hi = (int32_t)((last - 1) * size + page_keys(m, s, info, last - 1, keys).last + 1);
 }
 
-void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *tile)
+void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                    fv__tile *tile)
 {
     const span keys = tile_visible(m, s, tile);
     const int64_t origin = fv__maker_origin(m, s, info);
@@ -153,12 +165,16 @@ void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_
         reach_pages(m, s, info, keys, &tile->key_first, &tile->key_end);
         return;
     }
-    fv__cut_reach(keys.first, keys.last, s->first_position, s->num_keys, origin, &tile->key_first, &tile->key_end);
+    fv__cut_reach(keys.first, keys.last, s->first_position, s->num_keys, origin, &tile->key_first,
+                  &tile->key_end);
     if (!s->live || !m->bounds->has_first || m->batch->min_position) return;
-    /* A live length below the planned one moves the rows, and what they see, to earlier keys (row positions that are given stay). */
+    /* A live length below the planned one moves the rows, and what they see, to earlier keys
+     * (row positions that are given stay). */
     if (tile->key_first == tile->key_end)
-        fv__cut_reach(-FAR, keys.last, s->first_position, s->num_keys, origin, &tile->key_first, &tile->key_end);
-    if (m->chunk || m->bounds->lifted) tile->key_first = 0;     /* a piece's chunks count from its first key; lists leave nothing to skip by */
+        fv__cut_reach(-FAR, keys.last, s->first_position, s->num_keys, origin, &tile->key_first,
+                      &tile->key_end);
+    /* Chunks count from a piece's first key, and lists leave nothing to skip by: all in full. */
+    if (m->chunk || m->bounds->lifted) tile->key_first = 0;
     else tile->free_keys = tile->key_first;
 }
 
@@ -166,20 +182,26 @@ void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_
 static int64_t clamped_sum(int64_t from, int64_t n, int64_t top)
 {
     const int64_t to = from + n;
-    const int64_t a = fv__min64(fv__max64(from, 0), top), b = fv__max64(fv__min64(to, top), a);     /* the slope */
+    const int64_t a = fv__min64(fv__max64(from, 0), top),
+                  b = fv__max64(fv__min64(to, top), a); /* the slope */
     const int64_t above = fv__max64(0, to - fv__max64(from, top));
     return (a + b - 1) * (b - a) / 2 + above * top;
 }
 
-int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, const fv__tile *t)
+int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                       const fv__tile *t)
 {
     const fv__bounds *b = m->bounds;
     if (!b->has_first && !b->has_last) return (int64_t)t->num_rows * s->num_keys;
-    if (info->page_positions) return (int64_t)t->num_rows * (t->key_end - t->key_first);        /* by the tile: close enough for a count */
+    /* Pages at positions of their own: by the tile, close enough for a count. */
+    if (info->page_positions) return (int64_t)t->num_rows * (t->key_end - t->key_first);
     if (s->request >= 0 && !m->batch->min_position && !b->lifted) {
-        const int64_t p = fv__row_position(m, (int64_t)s->row_first + t->row_first, s->request) - s->first_position;
-        const int64_t upto = b->has_last ? clamped_sum(p + b->last + 1, t->num_rows, s->num_keys) : (int64_t)t->num_rows * s->num_keys;
-        const int64_t before = b->has_first ? clamped_sum(p + b->first, t->num_rows, s->num_keys) : 0;
+        const int64_t p = fv__row_position(m, (int64_t)s->row_first + t->row_first, s->request) -
+                          s->first_position;
+        const int64_t upto = b->has_last ? clamped_sum(p + b->last + 1, t->num_rows, s->num_keys)
+                                         : (int64_t)t->num_rows * s->num_keys;
+        const int64_t before =
+            b->has_first ? clamped_sum(p + b->first, t->num_rows, s->num_keys) : 0;
         return fv__max64(0, upto - before);
     }
     int64_t sum = 0;
@@ -187,7 +209,8 @@ int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segme
         const fv__listed_row row = fv__segment_row(m, s, t->row_first + i);
         const int64_t p = fv__row_position(m, row.row, row.request);
         const span keys = visible(b, row.request, (span){ p, p });
-        const int64_t from = fv__max64(0, keys.first - s->first_position), to = fv__min64(s->num_keys, keys.last - s->first_position + 1);
+        const int64_t from = fv__max64(0, keys.first - s->first_position),
+                      to = fv__min64(s->num_keys, keys.last - s->first_position + 1);
         sum += fv__max64(0, to - from);
     }
     return sum;
@@ -206,42 +229,57 @@ void fv__segments_plain(fv__maker *m, const int32_t *begin, const int32_t *level
         if (q->num_rows == 0 || (first > 0 && first == q->num_keys)) continue;
         *out++ = (fv__segment){
             .table = m->batch->tables[r] + (first ? first / page_size : 0),
-            .row_first = q->row_first, .num_rows = q->num_rows, .request = (int32_t)r,
-            .num_units = num_units, .num_keys = q->num_keys - first, .first_position = q->first_position + first,
-            .page_positions = -1, .live = live, .level = level ? level[r] : 0,
+            .row_first = q->row_first,
+            .num_rows = q->num_rows,
+            .request = (int32_t)r,
+            .num_units = num_units,
+            .num_keys = q->num_keys - first,
+            .first_position = q->first_position + first,
+            .page_positions = -1,
+            .live = live,
+            .level = level ? level[r] : 0,
         };
-        *info++ = (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, q->num_rows), .joined = level && level[r] > 0 };
+        *info++ = (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, q->num_rows),
+                                      .joined = level && level[r] > 0 };
     }
     m->num_segments = (int32_t)(out - m->segments);
 }
 
 /* ---- given segments: checks ---- */
 
-static fv_status refuse(const fv__maker *m, fv_status status, int64_t index, const char *member, int64_t value, int64_t limit, const char *what)
+static fv_status refuse(const fv__maker *m, fv_status status, int64_t index, const char *member,
+                        int64_t value, int64_t limit, const char *what)
 {
     char field[96];
     snprintf(field, sizeof field, "batch.segments[%lld].%s", (long long)index, member);
-    return fv__fail(m->err, status, field, value, limit, "segment %lld has %s = %lld; %s %lld", (long long)index, member, (long long)value, what,
-                    (long long)limit);
+    return fv__fail(m->err, status, field, value, limit, "segment %lld has %s = %lld; %s %lld",
+                    (long long)index, member, (long long)value, what, (long long)limit);
 }
 
 static fv_status check_rows(const fv__maker *m, const fv_segment *s, int64_t i)
 {
     const int64_t total = m->batch->total_rows;
-    if (s->num_rows < 0) return refuse(m, FV_E_INVALID, i, "num_rows", s->num_rows, 0, "it is at least");
-    if (s->num_rows > total) return refuse(m, FV_E_INVALID, i, "num_rows", s->num_rows, total, "the batch's rows are");
+    if (s->num_rows < 0)
+        return refuse(m, FV_E_INVALID, i, "num_rows", s->num_rows, 0, "it is at least");
+    if (s->num_rows > total)
+        return refuse(m, FV_E_INVALID, i, "num_rows", s->num_rows, total, "the batch's rows are");
     if (!s->rows) {
-        if (s->row_first < 0) return refuse(m, FV_E_INVALID, i, "row_first", s->row_first, 0, "it is at least");
+        if (s->row_first < 0)
+            return refuse(m, FV_E_INVALID, i, "row_first", s->row_first, 0, "it is at least");
         if (s->row_first > total - s->num_rows)
-            return refuse(m, FV_E_INVALID, i, "row_first", s->row_first, total - s->num_rows, "with its num_rows and the batch's rows it is at most");
+            return refuse(m, FV_E_INVALID, i, "row_first", s->row_first, total - s->num_rows,
+                          "with its num_rows and the batch's rows it is at most");
         return FV_OK;
     }
     for (int64_t k = 0; k < s->num_rows; k++) {
         char member[48];
         snprintf(member, sizeof member, "rows[%lld]", (long long)k);
-        if (s->rows[k] < 0 || s->rows[k] >= total) return refuse(m, FV_E_INVALID, i, member, s->rows[k], total, "rows lie between 0 and the batch's");
+        if (s->rows[k] < 0 || s->rows[k] >= total)
+            return refuse(m, FV_E_INVALID, i, member, s->rows[k], total,
+                          "rows lie between 0 and the batch's");
         if (k > 0 && s->rows[k] <= s->rows[k - 1])
-            return refuse(m, FV_E_INVALID, i, member, s->rows[k], s->rows[k - 1], "listed rows ascend and the one before is");
+            return refuse(m, FV_E_INVALID, i, member, s->rows[k], s->rows[k - 1],
+                          "listed rows ascend and the one before is");
     }
     return FV_OK;
 }
@@ -249,12 +287,16 @@ static fv_status check_rows(const fv__maker *m, const fv_segment *s, int64_t i)
 static fv_status check_heads(const fv__maker *m, const fv_segment *s, int64_t i)
 {
     const int64_t heads = m->shape->num_units / m->shape->units_per_kv_head;
-    if (s->kv_head_first < 0) return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, 0, "it is at least");
-    if (s->num_kv_heads < 0) return refuse(m, FV_E_INVALID, i, "num_kv_heads", s->num_kv_heads, 0, "it is at least");
+    if (s->kv_head_first < 0)
+        return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, 0, "it is at least");
+    if (s->num_kv_heads < 0)
+        return refuse(m, FV_E_INVALID, i, "num_kv_heads", s->num_kv_heads, 0, "it is at least");
     if (s->num_kv_heads == 0 && s->kv_head_first != 0)
-        return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, 0, "with num_kv_heads = 0 (all of them) it is");
+        return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, 0,
+                      "with num_kv_heads = 0 (all of them) it is");
     if (s->kv_head_first > heads - s->num_kv_heads)
-        return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, heads - s->num_kv_heads,
+        return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first,
+                      heads - s->num_kv_heads,
                       "with its num_kv_heads and the problem's kv heads it is at most");
     return FV_OK;
 }
@@ -262,19 +304,31 @@ static fv_status check_heads(const fv__maker *m, const fv_segment *s, int64_t i)
 static fv_status check_keys(const fv__maker *m, const fv_segment *s, int64_t i)
 {
     const int64_t size = m->head->page_size, entries = m->head->table_entries;
-    if (s->num_keys < 0 || s->num_keys >= FV__NO_BOUND) return refuse(m, FV_E_INVALID, i, "num_keys", s->num_keys, FV__NO_BOUND - 1, "it lies between 0 and");
-    if (s->first_page < 0) return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, 0, "it is at least");
+    if (s->num_keys < 0 || s->num_keys >= FV__NO_BOUND)
+        return refuse(m, FV_E_INVALID, i, "num_keys", s->num_keys, FV__NO_BOUND - 1,
+                      "it lies between 0 and");
+    if (s->first_page < 0)
+        return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, 0, "it is at least");
     if (!size) {
-        if (s->page_positions) return refuse(m, FV_E_INVALID, i, "page_positions", 1, 0, "keys are ragged (batch.pages.page_size is 0), so the pages are");
-        if (s->first_page > (INT64_C(1) << 48)) return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, INT64_C(1) << 48, "tokens lie below");
+        if (s->page_positions)
+            return refuse(m, FV_E_INVALID, i, "page_positions", 1, 0,
+                          "keys are ragged (batch.pages.page_size is 0), so the pages are");
+        if (s->first_page > (INT64_C(1) << 48))
+            return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, INT64_C(1) << 48,
+                          "tokens lie below");
         return FV_OK;
     }
-    if (s->num_pages < 0) return refuse(m, FV_E_INVALID, i, "num_pages", s->num_pages, 0, "it is at least");
-    if (s->num_pages > entries) return refuse(m, FV_E_INVALID, i, "num_pages", s->num_pages, entries, "the page ids given are");
+    if (s->num_pages < 0)
+        return refuse(m, FV_E_INVALID, i, "num_pages", s->num_pages, 0, "it is at least");
+    if (s->num_pages > entries)
+        return refuse(m, FV_E_INVALID, i, "num_pages", s->num_pages, entries,
+                      "the page ids given are");
     if (s->first_page > entries - s->num_pages)
-        return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, entries - s->num_pages, "with its num_pages and the page ids given it is at most");
+        return refuse(m, FV_E_INVALID, i, "first_page", s->first_page, entries - s->num_pages,
+                      "with its num_pages and the page ids given it is at most");
     if (s->num_keys > s->num_pages * size)
-        return refuse(m, FV_E_INVALID, i, "num_keys", s->num_keys, s->num_pages * size, "its num_pages times the page size is");
+        return refuse(m, FV_E_INVALID, i, "num_keys", s->num_keys, s->num_pages * size,
+                      "its num_pages times the page size is");
     return FV_OK;
 }
 
@@ -283,14 +337,17 @@ static fv_status check_positions(const fv__maker *m, const fv_segment *s, int64_
     const int64_t size = m->head->page_size;
     if (!s->page_positions) {
         if (s->first_position < 0 || s->first_position > FV__NO_BOUND - s->num_keys)
-            return refuse(m, FV_E_INVALID, i, "first_position", s->first_position, FV__NO_BOUND - s->num_keys, "its keys' positions lie between 0 and 2^30, so it is at most");
+            return refuse(m, FV_E_INVALID, i, "first_position", s->first_position,
+                          FV__NO_BOUND - s->num_keys,
+                          "its keys' positions lie between 0 and 2^30, so it is at most");
         return FV_OK;
     }
     for (int64_t k = 0; k < s->num_pages; k++)
         if (s->page_positions[k] < 0 || s->page_positions[k] > FV__NO_BOUND - size) {
             char member[48];
             snprintf(member, sizeof member, "page_positions[%lld]", (long long)k);
-            return refuse(m, FV_E_INVALID, i, member, s->page_positions[k], FV__NO_BOUND - size, "positions lie between 0 and 2^30, so it is at most");
+            return refuse(m, FV_E_INVALID, i, member, s->page_positions[k], FV__NO_BOUND - size,
+                          "positions lie between 0 and 2^30, so it is at most");
         }
     return FV_OK;
 }
@@ -301,9 +358,10 @@ static fv_status check_given(const fv__maker *m)
     const fv_plan_desc *limits = m->planner->limits;
     int64_t rows = 0, keys = 0, pages = 0;
     if (b->num_segments > limits->max_segments || limits->max_segments == 0)
-        return fv__fail(m->err, FV_E_CAPACITY, "batch.num_segments", b->num_segments, limits->max_segments,
-                        "batch.num_segments is %lld; the plan was created with max_segments = %lld", (long long)b->num_segments,
-                        (long long)limits->max_segments);
+        return fv__fail(m->err, FV_E_CAPACITY, "batch.num_segments", b->num_segments,
+                        limits->max_segments,
+                        "batch.num_segments is %lld; the plan was created with max_segments = %lld",
+                        (long long)b->num_segments, (long long)limits->max_segments);
     for (int64_t i = 0; i < b->num_segments; i++) {
         const fv_segment *s = &b->segments[i];
         char field[96];
@@ -317,11 +375,14 @@ static fv_status check_given(const fv__maker *m)
         keys += s->num_keys;
         pages += m->head->page_size ? s->num_pages : 0;
         if (rows > m->max_segment_rows)
-            return refuse(m, FV_E_CAPACITY, i, "num_rows", s->num_rows, m->max_segment_rows, "rows of all segments together exceed limits.max_segment_rows =");
+            return refuse(m, FV_E_CAPACITY, i, "num_rows", s->num_rows, m->max_segment_rows,
+                          "rows of all segments together exceed limits.max_segment_rows =");
         if (keys > limits->max_kv_tokens)
-            return refuse(m, FV_E_CAPACITY, i, "num_keys", s->num_keys, limits->max_kv_tokens, "keys of all segments together exceed limits.max_kv_tokens =");
+            return refuse(m, FV_E_CAPACITY, i, "num_keys", s->num_keys, limits->max_kv_tokens,
+                          "keys of all segments together exceed limits.max_kv_tokens =");
         if (pages > limits->max_pages)
-            return refuse(m, FV_E_CAPACITY, i, "num_pages", s->num_pages, limits->max_pages, "pages of all segments together exceed limits.max_pages =");
+            return refuse(m, FV_E_CAPACITY, i, "num_pages", s->num_pages, limits->max_pages,
+                          "pages of all segments together exceed limits.max_pages =");
     }
     return FV_OK;
 }
@@ -329,8 +390,14 @@ static fv_status check_given(const fv__maker *m)
 /* ---- given segments: their order ---- */
 
 static int64_t sign(int64_t a, int64_t b) { return (a > b) - (a < b); }
-static int32_t first_row(const fv_segment *s) { return s->rows ? s->rows[0] : (int32_t)s->row_first; }
-static int64_t start_of(const fv_segment *s) { return s->page_positions && s->num_pages ? s->page_positions[0] : s->first_position; }
+static int32_t first_row(const fv_segment *s)
+{
+    return s->rows ? s->rows[0] : (int32_t)s->row_first;
+}
+static int64_t start_of(const fv_segment *s)
+{
+    return s->page_positions && s->num_pages ? s->page_positions[0] : s->first_position;
+}
 
 /* A total order of what segments say; rows and keys come first, the rest only makes it total. */
 static int64_t compare(const fv_segment *a, const fv_segment *b)
@@ -346,11 +413,13 @@ static int64_t compare(const fv_segment *a, const fv_segment *b)
     for (int64_t i = 1; !c && i < a->num_rows && (a->rows || b->rows); i++)
         c = sign(a->rows ? a->rows[i] : a->row_first + i, b->rows ? b->rows[i] : b->row_first + i);
     if (!c) c = sign(a->page_positions != NULL, b->page_positions != NULL);
-    for (int64_t i = 0; !c && a->page_positions && i < a->num_pages; i++) c = sign(a->page_positions[i], b->page_positions[i]);
+    for (int64_t i = 0; !c && a->page_positions && i < a->num_pages; i++)
+        c = sign(a->page_positions[i], b->page_positions[i]);
     return c;
 }
 
-/* Merge sort of m->order: no memory but order2, and nothing to do when the caller's order is ours. */
+/* Merge sort of m->order: no memory but order2, and nothing to do when the caller's order is
+ * ours. */
 static void sort_given(fv__maker *m)
 {
     const fv_segment *s = m->batch->given->segments;
@@ -377,7 +446,10 @@ static void sort_given(fv__maker *m)
 
 /* ---- given segments: a page may not count twice ---- */
 
-typedef struct extent { int32_t unit_first, unit_end; int64_t start, end; } extent;     /* heads, positions */
+typedef struct extent {
+    int32_t unit_first, unit_end;
+    int64_t start, end;
+} extent; /* heads, positions */
 
 static extent extent_of(const fv__maker *m, const fv_segment *s)
 {
@@ -398,7 +470,10 @@ static extent extent_of(const fv__maker *m, const fv_segment *s)
     return e;
 }
 
-static int64_t row_of(const fv_segment *s, int64_t i) { return s->rows ? s->rows[i] : s->row_first + i; }
+static int64_t row_of(const fv_segment *s, int64_t i)
+{
+    return s->rows ? s->rows[i] : s->row_first + i;
+}
 
 static bool share_row(const fv_segment *a, const fv_segment *b)
 {
@@ -420,7 +495,10 @@ static int64_t page_slot(const fv__maker *m, int64_t id)
     return at;
 }
 
-static int64_t used_pages(const fv__maker *m, const fv_segment *s) { return fv__div_up(s->num_keys, m->head->page_size); }
+static int64_t used_pages(const fv__maker *m, const fv_segment *s)
+{
+    return fv__div_up(s->num_keys, m->head->page_size);
+}
 
 static int64_t page_id(const fv__maker *m, const fv_segment *s, int64_t i)
 {
@@ -461,15 +539,19 @@ static fv_status check_twice(fv__maker *m, int64_t k)
         const fv_segment *t = &all[m->order[i]];
         if (t->num_rows == 0 || t->num_keys == 0) continue;
         const extent f = extent_of(m, t);
-        if (f.end <= e.start || f.start >= e.end || f.unit_end <= e.unit_first || f.unit_first >= e.unit_end || !share_row(s, t)) continue;
+        if (f.end <= e.start || f.start >= e.end || f.unit_end <= e.unit_first ||
+            f.unit_first >= e.unit_end || !share_row(s, t))
+            continue;
         const int64_t page = common_page(m, s, t);
         if (page < 0) continue;
         char field[96];
-        const int32_t later = fv__max32(m->order[i], m->order[k]), earlier = fv__min32(m->order[i], m->order[k]);
+        const int32_t later = fv__max32(m->order[i], m->order[k]),
+                      earlier = fv__min32(m->order[i], m->order[k]);
         snprintf(field, sizeof field, "batch.segments[%d]", later);
         return fv__fail(m->err, FV_E_INVALID, field, page, earlier,
-                        "segments %d and %d share a row and a head, and both list %s %lld: its keys would count twice", earlier, later,
-                        m->head->page_size ? "page" : "token", (long long)page);
+                        "segments %d and %d share a row and a head, and both list %s %lld: its "
+                        "keys would count twice",
+                        earlier, later, m->head->page_size ? "page" : "token", (long long)page);
     }
     return FV_OK;
 }
@@ -484,7 +566,10 @@ static cell_range cells_of(const fv__maker *m, int32_t unit_first, int32_t num_u
     return (cell_range){ unit_first, unit_first + num_units };
 }
 
-static fv__cell *cell_at(const fv__maker *m, int64_t row, int32_t unit) { return &m->cells[row * m->cell_units + unit]; }
+static fv__cell *cell_at(const fv__maker *m, int64_t row, int32_t unit)
+{
+    return &m->cells[row * m->cell_units + unit];
+}
 
 /* Gives the segment its level and marks its cells. */
 static fv_status place(fv__maker *m, int64_t k, fv__segment *out)
@@ -500,9 +585,11 @@ static fv_status place(fv__maker *m, int64_t k, fv__segment *out)
             out->level = fv__max32(out->level, cell->level);
             meets = meets || cell->end > e.start;
             if (cell->count >= m->levels)
-                return fv__fail_request(m->err, FV_E_CAPACITY, "batch.segments", row.request, cell->count + 1, m->levels,
-                                        "row %d lies in %d segments for one head; the plan was created with max_levels = %d", row.row,
-                                        cell->count + 1, m->levels);
+                return fv__fail_request(m->err, FV_E_CAPACITY, "batch.segments", row.request,
+                                        cell->count + 1, m->levels,
+                                        "row %d lies in %d segments for one head; the plan was "
+                                        "created with max_levels = %d",
+                                        row.row, cell->count + 1, m->levels);
         }
     if (meets) FV_TRY(check_twice(m, k));
     for (int32_t i = 0; i < out->num_rows; i++)
@@ -549,11 +636,16 @@ static fv_status add_given(fv__maker *m, int64_t k)
     fv__segment *out = &m->segments[m->num_segments];
     fv__segment_info *info = &m->infos[m->num_segments++];
     *out = (fv__segment){
-        .table = s->first_page, .unit_first = e.unit_first, .num_units = e.unit_end - e.unit_first, .num_keys = (int32_t)s->num_keys,
-        .first_position = s->page_positions ? 0 : (int32_t)s->first_position, .page_positions = -1,
+        .table = s->first_page,
+        .unit_first = e.unit_first,
+        .num_units = e.unit_end - e.unit_first,
+        .num_keys = (int32_t)s->num_keys,
+        .first_position = s->page_positions ? 0 : (int32_t)s->first_position,
+        .page_positions = -1,
     };
     take_rows(m, s, out);
-    *info = (fv__segment_info){ .page_positions = s->page_positions, .num_pages = s->page_positions ? (int32_t)used_pages(m, s) : 0,
+    *info = (fv__segment_info){ .page_positions = s->page_positions,
+                                .num_pages = s->page_positions ? (int32_t)used_pages(m, s) : 0,
                                 .tile_rows = fv__tile_rows(m->shape, s->num_rows) };
     info->ascending = info->page_positions && ascends(s->page_positions, info->num_pages);
     return place(m, k, out);
@@ -561,7 +653,10 @@ static fv_status add_given(fv__maker *m, int64_t k)
 
 /* ---- rows that lie in no segment ---- */
 
-static bool uncovered(const fv__maker *m, int64_t row, int32_t unit) { return cell_at(m, row, unit)->count == 0; }
+static bool uncovered(const fv__maker *m, int64_t row, int32_t unit)
+{
+    return cell_at(m, row, unit)->count == 0;
+}
 
 /* Does cell column `unit` miss the same rows as the one before it? */
 static bool like_previous(const fv__maker *m, int32_t unit)
@@ -582,13 +677,19 @@ static void add_uncovered(fv__maker *m)
         }
         const int32_t first = m->num_listed;
         for (int64_t row = 0; row < m->batch->total_rows; row++)
-            if (uncovered(m, row, u)) m->listed[m->num_listed++] = (fv__listed_row){ (int32_t)row, m->row_request[row] };
+            if (uncovered(m, row, u))
+                m->listed[m->num_listed++] = (fv__listed_row){ (int32_t)row, m->row_request[row] };
         open = -1;
         if (m->num_listed == first) continue;
         open = m->num_segments++;
-        m->segments[open] = (fv__segment){ .row_first = first, .num_rows = m->num_listed - first, .request = -1,
-                                           .unit_first = u * per_cell, .num_units = per_cell, .page_positions = -1 };
-        m->infos[open] = (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, m->num_listed - first) };
+        m->segments[open] = (fv__segment){ .row_first = first,
+                                           .num_rows = m->num_listed - first,
+                                           .request = -1,
+                                           .unit_first = u * per_cell,
+                                           .num_units = per_cell,
+                                           .page_positions = -1 };
+        m->infos[open] =
+            (fv__segment_info){ .tile_rows = fv__tile_rows(m->shape, m->num_listed - first) };
     }
 }
 
@@ -599,7 +700,8 @@ static void note_joined(fv__maker *m)
         const cell_range c = cells_of(m, seg->unit_first, seg->num_units);
         for (int32_t i = 0; i < seg->num_rows && !m->infos[s].joined; i++)
             for (int32_t u = c.first; u < c.end; u++)
-                if (cell_at(m, fv__segment_row(m, seg, i).row, u)->count > 1) m->infos[s].joined = true;
+                if (cell_at(m, fv__segment_row(m, seg, i).row, u)->count > 1)
+                    m->infos[s].joined = true;
     }
 }
 
@@ -614,7 +716,8 @@ static fv_status segments_given(fv__maker *m)
     }
     memset(m->cells, 0, (size_t)(m->batch->total_rows * m->cell_units) * sizeof *m->cells);
     for (int64_t r = 0; r < m->batch->num_requests; r++)
-        for (int32_t i = 0; i < m->batch->requests[r].num_rows; i++) m->row_request[m->batch->requests[r].row_first + i] = (int32_t)r;
+        for (int32_t i = 0; i < m->batch->requests[r].num_rows; i++)
+            m->row_request[m->batch->requests[r].row_first + i] = (int32_t)r;
 
     sort_given(m);
     for (int64_t k = 0; k < b->num_segments; k++) FV_TRY(add_given(m, k));
@@ -627,7 +730,8 @@ fv_status fv__segments_make(fv__maker *m)
 {
     m->num_segments = m->num_listed = m->cell_units = 0;
     if (m->batch->given->segments) return segments_given(m);
-    if (m->planner->limits->sharing == FV_SHARING_FIND && m->levels > 1 && fv__segments_share(m)) return FV_OK;
+    if (m->planner->limits->sharing == FV_SHARING_FIND && m->levels > 1 && fv__segments_share(m))
+        return FV_OK;
     fv__segments_plain(m, NULL, NULL);
     return FV_OK;
 }

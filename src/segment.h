@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* segment.h -- the planner's working state, and the box that turns a batch into segments: the short form (one a request), given segments, and
- * (plan_share.c) found prefixes.
+/* segment.h -- the planner's working state, and the box that turns a batch into segments: the
+ * short form (one a request), given segments, and (plan_share.c) found prefixes.
  *
- * Order of segments: a row's segments come in the order in which its parts are merged. Given segments are put into an order of their own (position,
- * place, rows, heads), so the plan does not depend on the order in which the caller lists them. */
+ * Order of segments: a row's segments come in the order in which its parts are merged. Given
+ * segments are put into an order of their own (position, place, rows, heads), so the plan does
+ * not depend on the order in which the caller lists them. */
 #ifndef FV__SEGMENT_H
 #define FV__SEGMENT_H
 
@@ -18,7 +19,7 @@ typedef struct fv__segment_info {
     const int32_t *page_positions;      /* the caller's; NULL: consecutive */
     int32_t num_pages;                  /* entries of page_positions */
     int32_t tile_rows;
-    bool joined;                        /* some of its rows lie in other segments too: tiles are looked at one by one where `cells` are kept */
+    bool joined;                        /* rows of it lie in other segments too (with cells: some) */
     bool ascending;                     /* page_positions ascend */
 } fv__segment_info;
 
@@ -28,8 +29,8 @@ typedef struct fv__tile {
     int32_t segment;
     int32_t row_first, num_rows;        /* within the segment */
     int32_t key_first, key_end;         /* equal: nothing is visible */
-    int32_t free_keys;                  /* keys before key_first that its first piece covers too: live lengths may need them */
-    int32_t parts;                      /* of one item: chunks in the invariant mode, pieces with given splits, else 1 */
+    int32_t free_keys;                  /* in front, of the first piece too: for live lengths */
+    int32_t parts;                      /* of one item: chunks, or pieces of given splits, or 1 */
     int32_t pieces;                     /* of one item before the line is cut */
     bool joined;
 } fv__tile;
@@ -47,7 +48,7 @@ typedef struct fv__share_node {
     int32_t member_first, num_members;  /* entries of `members` */
     int32_t begin, end;                 /* keys that all members share: parent's end, own end */
     int32_t num_rows;
-    int32_t tiles_saved;                /* row tiles of the members' own segments less those of the shared one */
+    int32_t tiles_saved;                /* row tiles of the members' own less the shared one's */
     int32_t depth;
     bool chosen;
 } fv__share_node;
@@ -63,7 +64,7 @@ typedef struct fv__share_memory {
 
 typedef struct fv__cut {                /* where the next worker begins */
     int32_t tile, unit;
-    int32_t at;                         /* key (given splits: part) inside of the item; -1: with the item */
+    int32_t at;                         /* key (or given split) in the item; -1: the item itself */
 } fv__cut;
 
 /* One fv__plan_make under way. */
@@ -94,24 +95,43 @@ typedef struct fv__maker {
     int32_t *row_request;               /* [max_rows] */
     fv__cell *cells;                    /* [max_rows][cell_units] */
     int32_t cell_units;                 /* 0: no cells; 1: every segment has all heads */
-    int32_t *page_slots;                /* [num_page_slots], a power of two: to find a page that two segments of a row list */
-    int64_t num_page_slots;
+    int32_t *page_slots;                /* hash set of page ids: listed by two segments of a row? */
+    int64_t num_page_slots;             /* a power of two */
     fv__share_memory share;
 } fv__maker;
 
+/* What follows from a shape and maxima (plan_room.c): how much of everything there can be. */
+typedef struct fv__room {
+    int64_t requests, rows, segments, segment_rows, listed, tiles, pieces, records, slots;
+    int64_t page_positions, cells, page_slots, hash_slots;
+    int64_t given_rows;                 /* rows of all given segments together */
+    int32_t workers, levels, splits, chunk, units;
+    bool share, given;
+} fv__room;
+
+fv__room fv__room_of(const fv__kernel_shape *shape, const fv_plan_desc *limits);
+/* Places the maker's arrays in `temp`; NULL: only measures. Returns the bytes. */
+int64_t fv__room_carve(const fv__room *r, void *temp, fv__maker *m);
+
 /* Writes m->segments, infos and listed rows. */
 fv_status fv__segments_make(fv__maker *m);
-void fv__segments_plain(fv__maker *m, const int32_t *begin, const int32_t *level);     /* short form; NULL, or from key begin[r] at level[r] */
-bool fv__segments_share(fv__maker *m);                  /* found prefixes and what is left of each request; false: nothing to share */
+/* The short form: each request from key 0; or, with NULL for neither, from begin[r] at level[r]. */
+void fv__segments_plain(fv__maker *m, const int32_t *begin, const int32_t *level);
+/* Found prefixes and what is left of each request. false: nothing to share, nothing written. */
+bool fv__segments_share(fv__maker *m);
 
 /* Lays `tile` (segment, row_first, num_rows given) over the keys that the bounds leave. */
-void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, fv__tile *tile);
-int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segment_info *info, const fv__tile *tile);  /* (row, key) */
+void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                    fv__tile *tile);
+/* (row, key) pairs of the tile that are visible by the bounds. */
+int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
+                       const fv__tile *tile);
 fv__cut_cost fv__tile_cost(const fv__maker *m, int32_t num_rows);
 int32_t fv__tile_rows(const fv__kernel_shape *shape, int64_t num_rows);
 int64_t fv__row_position(const fv__maker *m, int64_t row, int32_t request);
 
-static inline int64_t fv__maker_origin(const fv__maker *m, const fv__segment *s, const fv__segment_info *info)
+static inline int64_t fv__maker_origin(const fv__maker *m, const fv__segment *s,
+                                       const fv__segment_info *info)
 {
     return m->chunk && !info->page_positions ? s->first_position : 0;
 }

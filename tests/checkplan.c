@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkplan -- the planner against its promises, without any kernel: random batches of every kind, each plan checked from scratch.
+/* checkplan -- the planner against its promises, without any kernel: random batches of every
+ * kind, each plan checked from scratch.
  *
  *     checkplan [--seed N] [--count N] [--golden DIR] [--update-golden] [--only SEED] [--time]
  *
- * A scene is a function of its seed: `--only SEED` repeats one that failed. --time prints how long plans take and checks nothing. */
+ * A scene is a function of its seed: `--only SEED` repeats one that failed. --time prints how
+ * long plans take and checks nothing. */
 #include "checkplan.h"
 
 #include <getopt.h>
@@ -38,11 +40,16 @@ static bool guard_holds(const char *at)
     return true;
 }
 
-bool guards_hold(const made *m) { return guard_holds(m->blob + m->capacity.blob_bytes) && guard_holds(m->temp + m->capacity.temp_bytes); }
+bool guards_hold(const made *m)
+{
+    return guard_holds(m->blob + m->capacity.blob_bytes) &&
+           guard_holds(m->temp + m->capacity.temp_bytes);
+}
 
 fv_status make_plan(made *m, const scene *s, uint8_t poison)
 {
-    const fv_status status = fv__plan_capacity_of(&s->shape, &s->limits, s->bits, &m->capacity, &m->err);
+    const fv_status status =
+        fv__plan_capacity_of(&s->shape, &s->limits, s->bits, &m->capacity, &m->err);
     if (status != FV_OK) return status;
     const size_t blob = (size_t)m->capacity.blob_bytes, temp = (size_t)m->capacity.temp_bytes;
     if (blob > m->blob_size || !m->blob) {
@@ -111,8 +118,11 @@ static void check_monotone(totals *t, const scene *s, const made *m, rng *r)
     }
     if (fv__plan_capacity_of(&s->shape, &l, s->bits, &more, NULL) != FV_OK) return;
     const fv__plan_capacity *a = &m->capacity;
-    expect(t, more.blob_bytes >= a->blob_bytes && more.temp_bytes >= a->temp_bytes && more.max_slots >= a->max_slots && more.max_pieces >= a->max_pieces &&
-              more.max_records >= a->max_records && more.max_segments >= a->max_segments && more.max_listed_rows >= a->max_listed_rows,
+    expect(t,
+           more.blob_bytes >= a->blob_bytes && more.temp_bytes >= a->temp_bytes &&
+               more.max_slots >= a->max_slots && more.max_pieces >= a->max_pieces &&
+               more.max_records >= a->max_records && more.max_segments >= a->max_segments &&
+               more.max_listed_rows >= a->max_listed_rows,
            "a larger maximum gives a smaller size");
 }
 
@@ -125,7 +135,8 @@ static void check_never_loses(totals *t, scene *s, made *a, made *b)
     s->limits.sharing = FV_SHARING_OFF;
     const fv_status flat = make_plan(b, s, 0x11);
     if (expect(t, shared == FV_OK && flat == FV_OK, "one worker: %s %s", a->err.text, b->err.text))
-        expect(t, a->report.total_cost <= b->report.total_cost, "sharing costs %lld, flat %lld", (long long)a->report.total_cost, (long long)b->report.total_cost);
+        expect(t, a->report.total_cost <= b->report.total_cost, "sharing costs %lld, flat %lld",
+               (long long)a->report.total_cost, (long long)b->report.total_cost);
     s->limits = keep;
 }
 
@@ -135,8 +146,9 @@ static void check_scene(totals *t, scene *s, rng *r, made *a, made *b)
 {
     char why[400];
     const fv_status status = make_plan(a, s, 0xA5);
-    if (status == FV_E_CAPACITY && s->limits.invariant && s->given.segments && !strcmp(a->err.field, "limits.chunk")) {
-        refused_chunks++;               /* rows of several segments with more chunks than there are partials: said, not done */
+    if (status == FV_E_CAPACITY && s->limits.invariant && s->given.segments &&
+        !strcmp(a->err.field, "limits.chunk")) {
+        refused_chunks++;               /* more chunks than there are partials: said, not done */
         expect(t, guards_hold(a), "guard words are gone");
         return;
     }
@@ -148,10 +160,12 @@ static void check_scene(totals *t, scene *s, rng *r, made *a, made *b)
 
     if (rng_chance(r, 30)) {
         if (s->given.segments) scene_shuffle_segments(s, r);
-        if (expect(t, make_plan(b, s, 0x3C) == FV_OK, "the second time: %s", b->err.text)) expect(t, same_bytes(a, b), "the same input gives other bytes");
+        if (expect(t, make_plan(b, s, 0x3C) == FV_OK, "the second time: %s", b->err.text))
+            expect(t, same_bytes(a, b), "the same input gives other bytes");
     }
     if (rng_chance(r, 10)) check_monotone(t, s, a, r);
-    if (s->limits.sharing == FV_SHARING_FIND && s->limits.splits == 0 && rng_chance(r, 50)) check_never_loses(t, s, a, b);
+    if (s->limits.sharing == FV_SHARING_FIND && s->limits.splits == 0 && rng_chance(r, 50))
+        check_never_loses(t, s, a, b);
 }
 
 static void check_random(totals *t, uint64_t seed, int64_t count)
@@ -165,8 +179,10 @@ static void check_random(totals *t, uint64_t seed, int64_t count)
         t->scene = s.name;
         check_scene(t, &s, &r, &a, &b);
     }
-    printf("random scenes: %lld, of which %lld with cuts, %lld with found prefixes, %lld refused for chunks\n", (long long)count, (long long)cut_plans,
-           (long long)shared_plans, (long long)refused_chunks);
+    printf("random scenes: %lld, of which %lld with cuts, %lld with found prefixes, %lld refused "
+           "for chunks\n",
+           (long long)count, (long long)cut_plans, (long long)shared_plans,
+           (long long)refused_chunks);
     made_free(&a);
     made_free(&b);
     free(s.memory.base);
@@ -175,8 +191,13 @@ static void check_random(totals *t, uint64_t seed, int64_t count)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
-        { "seed", required_argument, NULL, 's' }, { "count", required_argument, NULL, 'c' }, { "golden", required_argument, NULL, 'g' },
-        { "update-golden", no_argument, NULL, 'u' }, { "only", required_argument, NULL, 'o' }, { "time", no_argument, NULL, 't' }, { 0 },
+        { "seed", required_argument, NULL, 's' },
+        { "count", required_argument, NULL, 'c' },
+        { "golden", required_argument, NULL, 'g' },
+        { "update-golden", no_argument, NULL, 'u' },
+        { "only", required_argument, NULL, 'o' },
+        { "time", no_argument, NULL, 't' },
+        { 0 },
     };
     uint64_t seed = 1;
     int64_t count = 100000;
@@ -191,7 +212,8 @@ int main(int argc, char **argv)
             time_plans();
             return 0;
         } else {
-            fprintf(stderr, "usage: checkplan [--seed N] [--count N] [--golden DIR] [--update-golden] [--only SEED] [--time]\n");
+            fprintf(stderr, "usage: checkplan [--seed N] [--count N] [--golden DIR] "
+                            "[--update-golden] [--only SEED] [--time]\n");
             return 2;
         }
         only = only || c == 'o';

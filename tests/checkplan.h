@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkplan.h -- what the parts of checkplan share.
  *
- * scene    a kernel shape, maxima, a batch with all its arrays, bounds: everything that fv__plan_make is told, owned by an arena that is
- *          cleared between scenes
- * made     a plan in guarded memory: every byte in front of a make is poison, words behind blob and temp must survive
- */
+ * scene    a kernel shape, maxima, a batch with all its arrays, bounds: everything that
+ *          fv__plan_make is told, owned by an arena that is cleared between scenes
+ * made     a plan in guarded memory: every byte in front of a make is poison, words behind blob
+ *          and temp must survive */
 #ifndef CHECKPLAN_H
 #define CHECKPLAN_H
 
@@ -43,11 +43,14 @@ typedef struct scene {
 
 void scene_clear(scene *s);
 void scene_random(scene *s, rng *r);
-/* By hand: requests with `rows` rows and `keys` keys each, pages of page_size (0: ragged) placed one after another. Shape, limits and bounds are to be
- * filled in by the caller; scene_limits fills limits in that just hold the batch. */
-void scene_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys, int32_t page_size);
+/* By hand: requests with `rows` rows and `keys` keys each, pages of page_size (0: ragged) placed
+ * one after another. Shape, limits and bounds are to be filled in by the caller; scene_limits
+ * fills limits in that just hold the batch. */
+void scene_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys,
+                    int32_t page_size);
 void scene_limits(scene *s);
-void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_packed, int32_t workers, const fv__cost_model *cost);
+void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_packed, int32_t workers,
+                 const fv__cost_model *cost);
 void scene_shuffle_segments(scene *s, rng *r);
 
 /* ---- making ---- */
@@ -77,11 +80,13 @@ typedef struct totals {
 
 bool expect(totals *t, bool good, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* Checks one plan against its scene, from scratch. Returns false after the first thing that is wrong (text in why). */
+/* Checks one plan against its scene, from scratch. Returns false after the first thing that is
+ * wrong (text in why). */
 bool check_plan(const scene *s, const made *m, char *why, size_t size);
 
-/* The chunks (invariant mode) in which row `row` of head unit 0 is summed up: chunk number and the keys of it that the row may see, in
- * merging order. Returns how many; at most `max` are written. */
+/* The chunks (invariant mode) in which row `row` of head unit 0 is summed up: chunk number and
+ * the keys of it that the row may see, in merging order. Returns how many; at most `max` are
+ * written. */
 typedef struct chunk_part { int64_t chunk, first, num; } chunk_part;
 int row_chunks(const scene *s, const fv__plan_head *plan, int32_t row, chunk_part *out, int max);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkplan_gen.c -- random scenes: batches of every kind that the planner may be given, valid by construction. */
+/* checkplan_gen.c -- random scenes: batches of every kind that the planner may be given, valid
+ * by construction. */
 #include "checkplan.h"
 
 #include <stdio.h>
@@ -17,7 +18,10 @@ uint64_t rng_next(rng *r)
 }
 
 int64_t rng_below(rng *r, int64_t n) { return n <= 1 ? 0 : (int64_t)(rng_next(r) % (uint64_t)n); }
-int64_t rng_between(rng *r, int64_t low, int64_t high) { return low + rng_below(r, high - low + 1); }
+int64_t rng_between(rng *r, int64_t low, int64_t high)
+{
+    return low + rng_below(r, high - low + 1);
+}
 bool rng_chance(rng *r, int percent) { return rng_below(r, 100) < percent; }
 
 void *arena_take(arena *a, int64_t count, size_t size)
@@ -48,7 +52,8 @@ void scene_clear(scene *s)
 
 /* ---- shapes ---- */
 
-void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_packed, int32_t workers, const fv__cost_model *cost)
+void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_packed, int32_t workers,
+                 const fv__cost_model *cost)
 {
     fv__kernel_shape *k = &s->shape;
     snprintf(k->name, sizeof k->name, "test");
@@ -66,18 +71,25 @@ void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_pack
 
 static void random_shape(scene *s, rng *r)
 {
-    static const fv__cost_model *const models[] = { &fv__cost_cpu, &fv__cost_cpu_amx, &fv__cost_sm80, &fv__cost_sm90 };
-    static const int32_t groups[] = { 1, 1, 2, 3, 4, 4, 7, 8, 16 }, packed[] = { 1, 16, 64, 64, 128, 256 }, workers[] = { 1, 2, 2, 3, 8, 16, 64, 108, 132 };
+    static const fv__cost_model *const models[] = { &fv__cost_cpu, &fv__cost_cpu_amx,
+                                                    &fv__cost_sm80, &fv__cost_sm90 };
+    static const int32_t groups[] = { 1, 1, 2, 3, 4, 4, 7, 8, 16 },
+                         packed[] = { 1, 16, 64, 64, 128, 256 },
+                         workers[] = { 1, 2, 2, 3, 8, 16, 64, 108, 132 };
     const int32_t group = groups[rng_below(r, FV__COUNT(groups))];
-    scene_shape(s, (int32_t)rng_between(r, 1, rng_chance(r, 80) ? 4 : 16), group, packed[rng_below(r, FV__COUNT(packed))],
-                rng_chance(r, 50) ? workers[rng_below(r, FV__COUNT(workers))] : (int32_t)rng_between(r, 1, 132), models[rng_below(r, FV__COUNT(models))]);
+    scene_shape(s, (int32_t)rng_between(r, 1, rng_chance(r, 80) ? 4 : 16), group,
+                packed[rng_below(r, FV__COUNT(packed))],
+                rng_chance(r, 50) ? workers[rng_below(r, FV__COUNT(workers))]
+                                  : (int32_t)rng_between(r, 1, 132),
+                models[rng_below(r, FV__COUNT(models))]);
     if (rng_chance(r, 10) && group % 2 == 0) {          /* a group in two units */
         s->shape.unit_heads = group / 2;
         s->shape.units_per_kv_head = 2;
         s->shape.num_units *= 2;
     }
     if (rng_chance(r, 20)) {
-        s->cost = (fv__cost_model){ "random", rng_below(r, 5000), rng_between(r, 1, 5000), rng_below(r, 500), rng_below(r, 300), rng_below(r, 300) };
+        s->cost = (fv__cost_model){ "random",          rng_below(r, 5000), rng_between(r, 1, 5000),
+                                    rng_below(r, 500), rng_below(r, 300),  rng_below(r, 300) };
         s->shape.cost = &s->cost;
     }
 }
@@ -102,7 +114,8 @@ static fv_index index_of(scene *s, const int64_t *values, int64_t n, rng *r)
     return x;
 }
 
-/* Page tables: each request's pages, `ids` in order of requests; a CSR list, or (r) a table with spare columns. */
+/* Page tables: each request's pages, `ids` in order of requests; a CSR list, or (r) a table with
+ * spare columns. */
 static void place_pages(scene *s, const int64_t *ids, const int64_t *first, int64_t n, rng *r)
 {
     fv_pages *p = &s->given.pages;
@@ -126,7 +139,8 @@ static void place_pages(scene *s, const int64_t *ids, const int64_t *first, int6
     p->ids = index_of(s, table, n * p->table_stride, r);
 }
 
-static void begin_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys, int32_t page_size)
+static void begin_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys,
+                           int32_t page_size)
 {
     fv__request *q = arena_take(&s->memory, n + 1, sizeof *q);
     int64_t *tables = arena_take(&s->memory, n + 1, sizeof *tables);
@@ -136,7 +150,12 @@ static void begin_requests(scene *s, int64_t n, const int32_t *rows, const int32
         total += rows[i];
         all += keys[i];
     }
-    s->batch = (fv__batch){ .num_requests = n, .total_rows = total, .total_keys = all, .given = &s->given, .requests = q, .tables = tables };
+    s->batch = (fv__batch){ .num_requests = n,
+                            .total_rows = total,
+                            .total_keys = all,
+                            .given = &s->given,
+                            .requests = q,
+                            .tables = tables };
     s->given.num_requests = n;
     s->given.pages.page_size = page_size;
 }
@@ -150,7 +169,8 @@ static void place_ragged(scene *s)
     }
 }
 
-void scene_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys, int32_t page_size)
+void scene_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *keys,
+                    int32_t page_size)
 {
     begin_requests(s, n, rows, keys, page_size);
     if (!page_size) {
@@ -167,7 +187,8 @@ void scene_requests(scene *s, int64_t n, const int32_t *rows, const int32_t *key
 
 static int32_t random_length(rng *r, int64_t most)
 {
-    static const int32_t edges[] = { 0, 1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 1023, 1024, 1025 };
+    static const int32_t edges[] = { 0,  1,   2,   15,  16,   17,   63,  64,
+                                     65, 127, 128, 129, 1023, 1024, 1025 };
     if (rng_chance(r, 30)) return (int32_t)fv__min64(edges[rng_below(r, FV__COUNT(edges))], most);
     int64_t x = rng_below(r, most + 1);
     while (rng_chance(r, 50)) x /= 4;   /* long ones are rare */
@@ -196,17 +217,26 @@ static void random_ids(scene *s, rng *r, int64_t *ids, const int64_t *first, int
 static void random_requests(scene *s, rng *r, bool share)
 {
     static const int32_t page_sizes[] = { 0, 1, 2, 3, 7, 16, 16, 16, 64, 64, 100, 544 };
-    const int kind = (int)rng_below(r, 5);              /* decode, prefill, chunked, mixed, padded */
-    const int64_t n = rng_chance(r, 3) ? 0 : rng_chance(r, 70) ? rng_between(r, 1, 8) : rng_between(r, 1, 60);
-    const int64_t longest = share && rng_chance(r, 60) ? 3000 : n > 20 ? 1500 : rng_chance(r, 3) ? 200000 : rng_chance(r, 50) ? 300 : 6000;
+    const int kind = (int)rng_below(r, 5); /* decode, prefill, chunked, mixed, padded */
+    const int64_t n = rng_chance(r, 3)    ? 0
+                      : rng_chance(r, 70) ? rng_between(r, 1, 8)
+                                          : rng_between(r, 1, 60);
+    const int64_t longest = share && rng_chance(r, 60) ? 3000
+                            : n > 20                   ? 1500
+                            : rng_chance(r, 3)         ? 200000
+                            : rng_chance(r, 50)        ? 300
+                                                       : 6000;
     const int64_t many = n > 20 ? 20 : rng_chance(r, 5) ? 600 : 90;
     int32_t page_size = page_sizes[rng_below(r, FV__COUNT(page_sizes))];
     if (share && !page_size) page_size = 16;
     if (longest > 10000 && page_size < 16) page_size = 16;
-    int32_t *rows = arena_take(&s->memory, n + 1, sizeof *rows), *keys = arena_take(&s->memory, n + 1, sizeof *keys);
+    int32_t *rows = arena_take(&s->memory, n + 1, sizeof *rows),
+            *keys = arena_take(&s->memory, n + 1, sizeof *keys);
     for (int64_t i = 0; i < n; i++) {
-        keys[i] = share && rng_chance(r, 60) ? (int32_t)rng_between(r, longest / 2, longest) : random_length(r, longest);
-        const bool decode = kind == 0 || (kind == 3 && rng_chance(r, 70)) || (kind == 4 && rng_chance(r, 50));
+        keys[i] = share && rng_chance(r, 60) ? (int32_t)rng_between(r, longest / 2, longest)
+                                             : random_length(r, longest);
+        const bool decode =
+            kind == 0 || (kind == 3 && rng_chance(r, 70)) || (kind == 4 && rng_chance(r, 50));
         rows[i] = decode ? 1 : random_length(r, many);
         if (kind == 1) keys[i] = rows[i];
         if (kind == 4 && rng_chance(r, 40)) keys[i] = 0;
@@ -221,7 +251,9 @@ static void random_requests(scene *s, rng *r, bool share)
         return;
     }
     int64_t *first = arena_take(&s->memory, n + 1, sizeof *first);
-    for (int64_t i = 0; i < n; i++) first[i + 1] = first[i] + fv__div_up(keys[i], page_size) + (rng_chance(r, 10) ? rng_below(r, 3) : 0);
+    for (int64_t i = 0; i < n; i++)
+        first[i + 1] =
+            first[i] + fv__div_up(keys[i], page_size) + (rng_chance(r, 10) ? rng_below(r, 3) : 0);
     int64_t *ids = arena_take(&s->memory, first[n] + 1, sizeof *ids);
     random_ids(s, r, ids, first, n, share);
     place_pages(s, ids, first, n, r);
@@ -243,7 +275,8 @@ static void random_positions(scene *s, rng *r)
     }
     if (!rng_chance(r, 12)) return;
     int64_t *positions = arena_take(&s->memory, s->batch.total_rows + 1, sizeof *positions);
-    int32_t *low = arena_take(&s->memory, n + 1, sizeof *low), *high = arena_take(&s->memory, n + 1, sizeof *high);
+    int32_t *low = arena_take(&s->memory, n + 1, sizeof *low),
+            *high = arena_take(&s->memory, n + 1, sizeof *high);
     s->row_positions = arena_take(&s->memory, s->batch.total_rows + 1, sizeof *s->row_positions);
     for (int64_t i = 0; i < n; i++) {
         low[i] = INT32_MAX;
@@ -264,7 +297,8 @@ static void random_positions(scene *s, rng *r)
 static void random_list(scene *s, rng *r, fv_ranges *out)
 {
     const int64_t n = s->batch.num_requests, lists = rng_chance(r, 30) ? 1 : n;
-    int32_t *indptr = arena_take(&s->memory, n + 1, sizeof *indptr), *ranges = arena_take(&s->memory, 2 * 6 * lists + 2, sizeof *ranges);
+    int32_t *indptr = arena_take(&s->memory, n + 1, sizeof *indptr),
+            *ranges = arena_take(&s->memory, 2 * 6 * lists + 2, sizeof *ranges);
     int32_t at = 0;
     for (int64_t i = 0; i < lists; i++) {
         int32_t p = (int32_t)rng_below(r, 300);
@@ -333,10 +367,12 @@ static void list_rows(giver *g, fv_segment *x, const int32_t *rows, int64_t n)
 
 static bool room_for(const giver *g, int64_t keys)
 {
-    return g->n < g->most && g->entries + (g->page_size ? keys / g->page_size + 3 : keys) < g->most_entries;
+    return g->n < g->most &&
+           g->entries + (g->page_size ? keys / g->page_size + 3 : keys) < g->most_entries;
 }
 
-/* A prefix tree over rows [first, end): a node for all, then the rows in parts. Depth levels at most. */
+/* A prefix tree over rows [first, end): a node for all, then the rows in parts. Depth levels at
+ * most. */
 static void give_tree(giver *g, int64_t first, int64_t end, int64_t position, int depth)
 {
     const int64_t keys = random_length(g->r, 600);
@@ -359,12 +395,16 @@ static void give_blocks(giver *g)
             const int64_t pages = rng_between(g->r, 0, 9);
             if (rng_chance(g->r, 10) || !room_for(g, pages * g->page_size)) continue;
             fv_segment *x = &g->out[g->n++];
-            *x = (fv_segment){ .row_first = row, .num_rows = fv__min64(step, rows - row), .kv_head_first = h, .num_kv_heads = fv__min32(heads, g->heads - h) };
+            *x = (fv_segment){ .row_first = row, .num_rows = fv__min64(step, rows - row),
+                               .kv_head_first = h, .num_kv_heads = fv__min32(heads, g->heads - h) };
             fresh_keys(g, x, pages * g->page_size);
             x->num_keys = fv__max64(0, x->num_keys - rng_below(g->r, g->page_size));
-            int32_t *positions = arena_take(&g->s->memory, x->num_pages + 1, sizeof *positions), p = (int32_t)rng_below(g->r, 50);
-            for (int64_t i = 0; i < x->num_pages; i++, p += g->page_size * (int32_t)rng_between(g->r, 1, 4)) positions[i] = p;
-            for (int64_t i = x->num_pages; i > 1 && rng_chance(g->r, 30); i--) {        /* out of order */
+            int32_t *positions = arena_take(&g->s->memory, x->num_pages + 1, sizeof *positions),
+                    p = (int32_t)rng_below(g->r, 50);
+            for (int64_t i = 0; i < x->num_pages;
+                 i++, p += g->page_size * (int32_t)rng_between(g->r, 1, 4))
+                positions[i] = p;
+            for (int64_t i = x->num_pages; i > 1 && rng_chance(g->r, 30); i--) { /* out of order */
                 const int64_t k = rng_below(g->r, i);
                 const int32_t keep = positions[k];
                 positions[k] = positions[i - 1];
@@ -404,19 +444,28 @@ static void give_any(giver *g, int depth)
 static int random_segments(scene *s, rng *r)
 {
     const int depth = (int)rng_between(r, 1, 5), kind = (int)rng_below(r, 3);
-    giver g = { .s = s, .r = r, .most = 400, .most_entries = 60000, .heads = s->shape.num_units / s->shape.units_per_kv_head, .page_size = s->given.pages.page_size };
+    giver g = { .s = s,
+                .r = r,
+                .most = 400,
+                .most_entries = 60000,
+                .heads = s->shape.num_units / s->shape.units_per_kv_head,
+                .page_size = s->given.pages.page_size };
     g.out = arena_take(&s->memory, g.most + 1, sizeof *g.out);
     g.ids = arena_take(&s->memory, g.most_entries + 64, sizeof *g.ids);
     if (kind == 1 && g.page_size) give_blocks(&g);
-    else if (kind == 0) give_tree(&g, rng_below(r, 2), s->batch.total_rows, rng_below(r, 200), depth);
+    else if (kind == 0)
+        give_tree(&g, rng_below(r, 2), s->batch.total_rows, rng_below(r, 200), depth);
     else give_any(&g, depth);
     s->given.segments = g.out;
     s->given.num_segments = g.n;
     if (g.page_size) {
-        s->given.pages = (fv_pages){ .page_size = g.page_size, .num_pages = g.entries + 1, .ids = index_of(s, g.ids, g.entries, r) };
+        s->given.pages = (fv_pages){ .page_size = g.page_size,
+                                     .num_pages = g.entries + 1,
+                                     .ids = index_of(s, g.ids, g.entries, r) };
         memset((void *)s->batch.tables, 0, (size_t)s->batch.num_requests * sizeof *s->batch.tables);
     }
-    snprintf(s->name + strlen(s->name), sizeof s->name - strlen(s->name), ", %lld segments of kind %d", (long long)g.n, kind);
+    snprintf(s->name + strlen(s->name), sizeof s->name - strlen(s->name),
+             ", %lld segments of kind %d", (long long)g.n, kind);
     return depth;
 }
 
@@ -463,7 +512,9 @@ static void random_limits(scene *s, rng *r, bool share, int depth)
     l->max_kv_tokens = slack(r, l->max_kv_tokens);
     l->max_pages = slack(r, l->max_pages);
     if (s->given.segments) l->max_segments = slack(r, l->max_segments);
-    l->max_levels = s->given.segments ? (int32_t)rng_between(r, depth, FV__MAX_LEVELS) : share ? (int32_t)rng_below(r, 5) : (int32_t)rng_below(r, 3);
+    l->max_levels = s->given.segments ? (int32_t)rng_between(r, depth, FV__MAX_LEVELS)
+                    : share           ? (int32_t)rng_below(r, 5)
+                                      : (int32_t)rng_below(r, 3);
     l->sharing = share ? FV_SHARING_FIND : FV_SHARING_OFF;
     l->invariant = rng_chance(r, 30);
     l->chunk = chunks[rng_below(r, FV__COUNT(chunks))];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkplan_golden.c -- small plans in words (and one as a picture) against tests/golden/plan_*: a change of the planner is a diff to look at.
- * `checkplan --update-golden` writes them anew. The folder is found beside this source file, or by --golden. */
+/* checkplan_golden.c -- small plans in words (and one as a picture) against tests/golden/plan_*:
+ * a change of the planner is a diff to look at. `checkplan --update-golden` writes them anew.
+ * The folder is found beside this source file, or by --golden. */
 #include "checkplan.h"
 
 #include <stdio.h>
@@ -33,7 +34,8 @@ static char *read_text(const char *path)
     return text;
 }
 
-static void compare(totals *t, const char *folder, const char *name, const char *suffix, const char *text, bool update)
+static void compare(totals *t, const char *folder, const char *name, const char *suffix,
+                    const char *text, bool update)
 {
     char path[600];
     snprintf(path, sizeof path, "%s/plan_%s.%s", folder, name, suffix);
@@ -49,7 +51,8 @@ static void compare(totals *t, const char *folder, const char *name, const char 
     size_t same = 0;
     int line = 1;
     for (; text[same] && text[same] == want[same]; same++) line += text[same] == '\n';
-    expect(t, text[same] == want[same], "%s differs from line %d on: \"%.40s\"", path, line, text + same);
+    expect(t, text[same] == want[same], "%s differs from line %d on: \"%.40s\"", path, line,
+           text + same);
     free(want);
 }
 
@@ -95,7 +98,8 @@ static void found(scene *s)
     s->limits.sharing = FV_SHARING_FIND;
 }
 
-/* A prefix of all rows, two branches, block positions of its own for one head, and a row that is in no segment. */
+/* A prefix of all rows, two branches, block positions of its own for one head, and a row that is
+ * in no segment. */
 static void given(scene *s)
 {
     static const int32_t every[] = { 0, 2, 4 }, positions[] = { 256, 384 };
@@ -103,9 +107,28 @@ static void given(scene *s)
     scene_requests(s, 5, rows, keys, 16);
     fv_segment *x = arena_take(&s->memory, 4, sizeof *x);
     x[0] = (fv_segment){ .num_rows = 5, .num_pages = 16, .num_keys = 256 };
-    x[1] = (fv_segment){ .rows = every, .num_rows = 3, .num_kv_heads = 1, .first_page = 16, .num_pages = 2, .num_keys = 30, .page_positions = positions };
-    x[2] = (fv_segment){ .num_rows = 2, .kv_head_first = 1, .num_kv_heads = 1, .first_page = 18, .num_pages = 9, .num_keys = 144, .first_position = 256 };
-    x[3] = (fv_segment){ .row_first = 2, .num_rows = 2, .kv_head_first = 1, .num_kv_heads = 1, .first_page = 27, .num_pages = 9, .num_keys = 144, .first_position = 256 };
+    x[1] = (fv_segment){ .rows = every,
+                         .num_rows = 3,
+                         .num_kv_heads = 1,
+                         .first_page = 16,
+                         .num_pages = 2,
+                         .num_keys = 30,
+                         .page_positions = positions };
+    x[2] = (fv_segment){ .num_rows = 2,
+                         .kv_head_first = 1,
+                         .num_kv_heads = 1,
+                         .first_page = 18,
+                         .num_pages = 9,
+                         .num_keys = 144,
+                         .first_position = 256 };
+    x[3] = (fv_segment){ .row_first = 2,
+                         .num_rows = 2,
+                         .kv_head_first = 1,
+                         .num_kv_heads = 1,
+                         .first_page = 27,
+                         .num_pages = 9,
+                         .num_keys = 144,
+                         .first_position = 256 };
     s->given.segments = x;
     s->given.num_segments = 4;
     scene_shape(s, 2, 4, 64, 2, &fv__cost_cpu);
@@ -136,9 +159,11 @@ static void splits(scene *s)
     s->limits.splits = 3;
 }
 
-static const struct { const char *name; build_fn *build; bool svg; } goldens[] = {
-    { "decode", decode, false }, { "mixed", mixed, false }, { "window", window, false }, { "found", found, true }, { "given", given, false },
-    { "invariant", invariant, false }, { "splits", splits, false },
+static const struct { const char *name; build_fn *build; bool svg;
+} goldens[] = {
+    { "decode", decode, false }, { "mixed", mixed, false }, { "window", window, false },
+    { "found", found, true },    { "given", given, false }, { "invariant", invariant, false },
+    { "splits", splits, false },
 };
 
 void check_golden(totals *t, const char *folder, bool update)
@@ -150,14 +175,19 @@ void check_golden(totals *t, const char *folder, bool update)
     for (int i = 0; i < FV__COUNT(goldens); i++) {
         scene_clear(&s);
         goldens[i].build(&s);
-        if (!expect(t, make_plan(&m, &s, 0x42) == FV_OK, "%s: %s", goldens[i].name, m.err.text)) continue;
+        if (!expect(t, make_plan(&m, &s, 0x42) == FV_OK, "%s: %s", goldens[i].name, m.err.text))
+            continue;
         expect(t, check_plan(&s, &m, why, sizeof why), "%s: %s", goldens[i].name, why);
         for (int svg = 0; svg <= goldens[i].svg; svg++) {
             char *text = describe(&s, &m, svg);
             compare(t, folder, goldens[i].name, svg ? "svg" : "txt", text, update);
             char small[50];
-            const size_t need = fv__plan_describe(m.plan, &s.shape, &m.report, svg, small, sizeof small);
-            expect(t, need == strlen(text) + 1 && strlen(small) == sizeof small - 1 && !memcmp(small, text, sizeof small - 1), "%s: a small buffer", goldens[i].name);
+            const size_t need =
+                fv__plan_describe(m.plan, &s.shape, &m.report, svg, small, sizeof small);
+            expect(t,
+                   need == strlen(text) + 1 && strlen(small) == sizeof small - 1 &&
+                       !memcmp(small, text, sizeof small - 1),
+                   "%s: a small buffer", goldens[i].name);
             free(text);
         }
     }

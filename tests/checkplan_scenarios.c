@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkplan_scenarios.c -- settings with names: the long request among short ones, padding, neighbours of an invariant request, lists in another order,
- * prefixes that are found, and every way in which given segments can be wrong. */
+/* checkplan_scenarios.c -- settings with names: the long request among short ones, padding,
+ * neighbours of an invariant request, lists in another order, prefixes that are found, and every
+ * way in which given segments can be wrong. */
 #include "checkplan.h"
 
 #include <stdio.h>
@@ -11,7 +12,8 @@ static bool good_plan(totals *t, scene *s, made *m, const char *what)
 {
     char why[400];
     t->scene = what;
-    if (!expect(t, make_plan(m, s, 0x77) == FV_OK, "%s: %s", m->err.field, m->err.text)) return false;
+    if (!expect(t, make_plan(m, s, 0x77) == FV_OK, "%s: %s", m->err.field, m->err.text))
+        return false;
     return expect(t, guards_hold(m) && check_plan(s, m, why, sizeof why), "%s", why);
 }
 
@@ -31,9 +33,11 @@ static void equal_requests(scene *s, int64_t n, int32_t rows, int32_t keys, int3
 
 /* ---- balance ---- */
 
-static const fv__cost_model *const models[] = { &fv__cost_cpu, &fv__cost_cpu_amx, &fv__cost_sm80, &fv__cost_sm90 };
+static const fv__cost_model *const models[] = { &fv__cost_cpu, &fv__cost_cpu_amx, &fv__cost_sm80,
+                                                &fv__cost_sm90 };
 
-/* One request of 200000 keys among 63 of 1000: the longest worker within 1.1 of the mean, without any allowance. */
+/* One request of 200000 keys among 63 of 1000: the longest worker within 1.1 of the mean,
+ * without any allowance. */
 static void long_among_short(totals *t, scene *s, made *m)
 {
     for (int i = 0; i < FV__COUNT(models); i++)
@@ -52,7 +56,8 @@ static void long_among_short(totals *t, scene *s, made *m)
             if (!good_plan(t, s, m, "one of 200000 and 63 of 1000")) continue;
             int64_t total;
             const int64_t longest = longest_worker(m->plan, &s->shape, &total);
-            expect(t, longest * 10 * 132 <= total * 11, "%s: longest %lld, mean %lld", models[i]->name, (long long)longest, (long long)(total / 132));
+            expect(t, longest * 10 * 132 <= total * 11, "%s: longest %lld, mean %lld",
+                   models[i]->name, (long long)longest, (long long)(total / 132));
         }
 }
 
@@ -71,7 +76,9 @@ static void zipf(totals *t, scene *s, made *m)
         if (!good_plan(t, s, m, "Zipf lengths")) continue;
         int64_t total;
         const int64_t longest = longest_worker(m->plan, &s->shape, &total);
-        if (w == 2) expect(t, longest * 100 * w <= total * 103, "longest %lld, mean %lld", (long long)longest, (long long)(total / w));
+        if (w == 2)
+            expect(t, longest * 100 * w <= total * 103, "longest %lld, mean %lld",
+                   (long long)longest, (long long)(total / w));
     }
 }
 
@@ -83,8 +90,10 @@ static void triangle(totals *t, scene *s, made *m)
     s->bounds.has_last = true;
     scene_limits(s);
     if (!good_plan(t, s, m, "causal prefill of 8192")) return;
-    expect(t, m->report.score_pairs == INT64_C(8192) * 8193 / 2 * 32, "%lld scores", (long long)m->report.score_pairs);
-    expect(t, m->report.kv_tokens_read <= 8 * (INT64_C(8192) / 64 * (8192 + 64) / 2), "%lld keys read", (long long)m->report.kv_tokens_read);
+    expect(t, m->report.score_pairs == INT64_C(8192) * 8193 / 2 * 32, "%lld scores",
+           (long long)m->report.score_pairs);
+    expect(t, m->report.kv_tokens_read <= 8 * (INT64_C(8192) / 64 * (8192 + 64) / 2),
+           "%lld keys read", (long long)m->report.kv_tokens_read);
 }
 
 /* A window's decode reads the window and no more than a block beside it. */
@@ -95,13 +104,18 @@ static void window(totals *t, scene *s, made *m)
     s->bounds = (fv__bounds){ .has_first = true, .has_last = true, .first = -4095 };
     scene_limits(s);
     if (!good_plan(t, s, m, "decode with a window of 4096")) return;
-    expect(t, m->report.score_pairs == 20 * 32 * 4096, "%lld scores", (long long)m->report.score_pairs);
-    expect(t, m->report.kv_tokens_read < 20 * 8 * (4096 + 64), "%lld keys read", (long long)m->report.kv_tokens_read);
+    expect(t, m->report.score_pairs == 20 * 32 * 4096, "%lld scores",
+           (long long)m->report.score_pairs);
+    expect(t, m->report.kv_tokens_read < 20 * 8 * (4096 + 64), "%lld keys read",
+           (long long)m->report.kv_tokens_read);
 }
 
 /* ---- padding ---- */
 
-typedef struct keyed { int64_t table; int32_t worker, row_first, num_rows, unit, key_first, num_keys; } keyed;
+typedef struct keyed {
+    int64_t table;
+    int32_t worker, row_first, num_rows, unit, key_first, num_keys;
+} keyed;
 
 /* Pieces with keys, by what they read: independent of how requests and rows are numbered. */
 static int64_t keyed_pieces(const fv__plan_head *p, keyed *out)
@@ -112,22 +126,28 @@ static int64_t keyed_pieces(const fv__plan_head *p, keyed *out)
     int64_t n = 0;
     for (int32_t w = 0; w < p->num_workers; w++)
         for (int32_t i = first[w]; i < first[w + 1]; i++)
-            if (x[i].num_keys > 0) out[n++] = (keyed){ s[x[i].segment].table, w, x[i].row_first, x[i].num_rows, x[i].unit, x[i].key_first, x[i].num_keys };
+            if (x[i].num_keys > 0)
+                out[n++] = (keyed){ s[x[i].segment].table, w,         x[i].row_first,
+                                    x[i].num_rows,         x[i].unit, x[i].key_first,
+                                    x[i].num_keys };
     return n;
 }
 
-/* Requests without keys between the others, thousands of them: each other piece stays with its worker, and no worker has them all. */
+/* Requests without keys between the others, thousands of them: each other piece stays with its
+ * worker, and no worker has them all. */
 static void padding(totals *t, scene *s, made *m, rng *r)
 {
     keyed *a = malloc(60000 * sizeof *a), *b = malloc(60000 * sizeof *b);
     for (int round = 0; round < 20; round++) {
         int32_t rows[1200], keys[1200], padded_rows[1200], padded_keys[1200];
-        const int n = (int)rng_between(r, 1, 60), workers = (int)rng_between(r, 1, 132), spare = round == 0 ? 1000 : (int)rng_below(r, 100);
+        const int n = (int)rng_between(r, 1, 60), workers = (int)rng_between(r, 1, 132),
+                  spare = round == 0 ? 1000 : (int)rng_below(r, 100);
         int at = 0;
         for (int i = 0; i < n; i++) {
             rows[i] = (int32_t)rng_between(r, 1, 40);
             keys[i] = (int32_t)rng_between(r, rows[i], 3000);
-            for (int k = rng_chance(r, 30) ? (int)rng_below(r, spare / 2) : 0; k > 0 && at < 1000; k--) {
+            for (int k = rng_chance(r, 30) ? (int)rng_below(r, spare / 2) : 0; k > 0 && at < 1000;
+                 k--) {
                 padded_rows[at] = 1;
                 padded_keys[at++] = 0;
             }
@@ -152,7 +172,10 @@ static void padding(totals *t, scene *s, made *m, rng *r)
         scene_limits(s);
         if (!good_plan(t, s, m, "with padding")) continue;
         const int64_t second = keyed_pieces(m->plan, b);
-        expect(t, first == second && !memcmp(a, b, (size_t)first * sizeof *a) && cost == m->report.total_cost, "padding moved a cut");
+        expect(t,
+               first == second && !memcmp(a, b, (size_t)first * sizeof *a) &&
+                   cost == m->report.total_cost,
+               "padding moved a cut");
         const int32_t *begin = FV__PLAN_ARRAY(m->plan, int32_t, worker_first);
         const fv__piece *x = FV__PLAN_ARRAY(m->plan, fv__piece, pieces);
         int64_t most = 0;
@@ -161,7 +184,8 @@ static void padding(totals *t, scene *s, made *m, rng *r)
             for (int32_t i = begin[w]; i < begin[w + 1]; i++) empty += x[i].num_keys == 0;
             most = fv__max64(most, empty);
         }
-        expect(t, most <= (int64_t)(at - n) * 4 / workers + 1, "a worker has %lld pieces without keys", (long long)most);
+        expect(t, most <= (int64_t)(at - n) * 4 / workers + 1,
+               "a worker has %lld pieces without keys", (long long)most);
     }
     free(a);
     free(b);
@@ -171,12 +195,14 @@ static void padding(totals *t, scene *s, made *m, rng *r)
 
 #define MAX_PARTS 400
 
-/* Request A among neighbours, at any place, with any splits, sharing on or off: its chunks are those of A alone. */
+/* Request A among neighbours, at any place, with any splits, sharing on or off: its chunks are
+ * those of A alone. */
 static void neighbours(totals *t, scene *s, made *m, rng *r)
 {
     static chunk_part alone[MAX_PARTS], now[MAX_PARTS];
     for (int round = 0; round < 60; round++) {
-        const int32_t keys_a = round < 20 ? 500 : (int32_t)rng_between(r, 1, 9000), rows_a = (int32_t)rng_between(r, 1, fv__min64(keys_a, 200));
+        const int32_t keys_a = round < 20 ? 500 : (int32_t)rng_between(r, 1, 9000),
+                      rows_a = (int32_t)rng_between(r, 1, fv__min64(keys_a, 200));
         const int32_t chunk = round % 3 == 0 ? 64 : round % 3 == 1 ? 1024 : 256;
         int n_alone = 0;
         for (int way = 0; way < 4; way++) {
@@ -195,14 +221,19 @@ static void neighbours(totals *t, scene *s, made *m, rng *r)
             s->limits.chunk = chunk;
             s->limits.splits = way == 2 ? 8 : way == 3 ? 1 : 0;
             if (!good_plan(t, s, m, "invariant")) continue;
-            const int count = row_chunks(s, m->plan, s->batch.requests[place].row_first + rows_a - 1, now, MAX_PARTS);
+            const int count = row_chunks(
+                s, m->plan, s->batch.requests[place].row_first + rows_a - 1, now, MAX_PARTS);
             if (way == 0) {
                 memcpy(alone, now, sizeof alone);
                 n_alone = count;
-                expect(t, count == fv__div_up(keys_a, chunk), "%d chunks of %d keys", count, keys_a);
+                expect(t, count == fv__div_up(keys_a, chunk), "%d chunks of %d keys", count,
+                       keys_a);
                 continue;
             }
-            expect(t, count == n_alone && !memcmp(alone, now, (size_t)fv__min64(count, MAX_PARTS) * sizeof *now), "the chunks of a request depend on its neighbours");
+            expect(t,
+                   count == n_alone &&
+                       !memcmp(alone, now, (size_t)fv__min64(count, MAX_PARTS) * sizeof *now),
+                   "the chunks of a request depend on its neighbours");
         }
     }
 }
@@ -235,7 +266,8 @@ static void prefill_as_decode(totals *t, scene *s, made *m)
             s->limits.splits = keep.splits;
             if (!good_plan(t, s, m, "invariant prefill")) continue;
             const int k = row_chunks(s, m->plan, keys - 1, prefill, MAX_PARTS);
-            expect(t, n == k && !memcmp(decode, prefill, (size_t)n * sizeof *decode), "row %d: decode and prefill differ in their chunks", keys - 1);
+            expect(t, n == k && !memcmp(decode, prefill, (size_t)n * sizeof *decode),
+                   "row %d: decode and prefill differ in their chunks", keys - 1);
         }
 }
 
@@ -246,10 +278,13 @@ static void share_pages(scene *s, const int *from, const int *shared)
 {
     int32_t *ids = (int32_t *)s->given.pages.ids.host;
     for (int64_t r = 0; r < s->batch.num_requests; r++)
-        if (shared[r]) memcpy(ids + s->batch.tables[r], ids + s->batch.tables[from[r]], (size_t)shared[r] * sizeof *ids);
+        if (shared[r])
+            memcpy(ids + s->batch.tables[r], ids + s->batch.tables[from[r]],
+                   (size_t)shared[r] * sizeof *ids);
 }
 
-static int64_t cost_with(totals *t, scene *s, made *m, fv_sharing sharing, int32_t levels, const char *what)
+static int64_t cost_with(totals *t, scene *s, made *m, fv_sharing sharing, int32_t levels,
+                         const char *what)
 {
     scene_limits(s);
     s->limits.sharing = sharing;
@@ -261,14 +296,17 @@ static void prefixes(totals *t, scene *s, made *m)
 {
     int from[64] = { 0 }, shared[64] = { 0 };
     made other = { 0 };
-    for (int group = 1; group <= 4; group *= 4) {       /* 32/32 and 32/8 heads: 16 requests, 4096 keys shared of 4160 */
+    for (int group = 1; group <= 4;
+         group *= 4) { /* 32/32 and 32/8 heads: 16 requests, 4096 keys shared of 4160 */
         equal_requests(s, 16, 1, 4160, 16);
         for (int r = 1; r < 16; r++) shared[r] = 256;
         share_pages(s, from, shared);
         scene_shape(s, 32 / group, group, 256, 2, &fv__cost_cpu_amx);
         s->bounds.has_last = true;
-        const int64_t flat = cost_with(t, s, m, FV_SHARING_OFF, 1, "16 requests, flat"), found = cost_with(t, s, m, FV_SHARING_FIND, 0, "16 requests, shared");
-        expect(t, m->report.num_shared_segments == 1 && found * (group == 1 ? 4 : 2) <= flat, "sharing costs %lld, flat %lld", (long long)found, (long long)flat);
+        const int64_t flat = cost_with(t, s, m, FV_SHARING_OFF, 1, "16 requests, flat"),
+                      found = cost_with(t, s, m, FV_SHARING_FIND, 0, "16 requests, shared");
+        expect(t, m->report.num_shared_segments == 1 && found * (group == 1 ? 4 : 2) <= flat,
+               "sharing costs %lld, flat %lld", (long long)found, (long long)flat);
     }
     /* Alone, or with a prefix that is not worth a merge: the flat plan, byte for byte. */
     for (int round = 0; round < 2; round++) {
@@ -278,7 +316,10 @@ static void prefixes(totals *t, scene *s, made *m)
         scene_shape(s, 8, 4, 64, 4, &fv__cost_cpu);
         cost_with(t, s, m, FV_SHARING_FIND, 2, "nothing worth sharing");
         cost_with(t, s, &other, FV_SHARING_OFF, 2, "nothing worth sharing");
-        expect(t, m->plan->bytes == other.plan->bytes && !memcmp(m->blob, other.blob, (size_t)m->plan->bytes), "a plan that shares nothing is not the flat one");
+        expect(t,
+               m->plan->bytes == other.plan->bytes &&
+                   !memcmp(m->blob, other.blob, (size_t)m->plan->bytes),
+               "a plan that shares nothing is not the flat one");
     }
     /* A tree of 1 x 4 x 16 with 2048, 512 and 128 keys: more levels cost less. */
     equal_requests(s, 64, 1, 2048 + 512 + 128, 16);
@@ -290,11 +331,14 @@ static void prefixes(totals *t, scene *s, made *m)
     scene_shape(s, 8, 4, 256, 8, &fv__cost_cpu);
     int64_t last = INT64_MAX;
     for (int levels = 1; levels <= 3; levels++) {
-        const int64_t cost = cost_with(t, s, m, levels == 1 ? FV_SHARING_OFF : FV_SHARING_FIND, levels, "tree of 1 x 4 x 16");
-        expect(t, cost < last, "%d levels cost %lld, one less %lld", levels, (long long)cost, (long long)last);
+        const int64_t cost = cost_with(t, s, m, levels == 1 ? FV_SHARING_OFF : FV_SHARING_FIND,
+                                       levels, "tree of 1 x 4 x 16");
+        expect(t, cost < last, "%d levels cost %lld, one less %lld", levels, (long long)cost,
+               (long long)last);
         last = cost;
     }
-    expect(t, m->report.num_shared_segments == 5, "%lld shared segments", (long long)m->report.num_shared_segments);
+    expect(t, m->report.num_shared_segments == 5, "%lld shared segments",
+           (long long)m->report.num_shared_segments);
     /* The same page ids at other positions are not a shared prefix. */
     equal_requests(s, 2, 1, 4096, 16);
     shared[1] = 256;
@@ -310,7 +354,8 @@ static void prefixes(totals *t, scene *s, made *m)
 
 #define BLOCKS 12
 
-/* A block-sparse mask as a segment for each (block row, block column): sorted, backwards, shuffled; then one block twice. */
+/* A block-sparse mask as a segment for each (block row, block column): sorted, backwards,
+ * shuffled; then one block twice. */
 static void block_lists(totals *t, scene *s, made *m, rng *r)
 {
     made other = { 0 };
@@ -321,7 +366,12 @@ static void block_lists(totals *t, scene *s, made *m, rng *r)
     for (int row = 0; row < BLOCKS; row++)
         for (int column = 0; column < BLOCKS; column++)
             if (rng_chance(r, 40))
-                x[n++] = (fv_segment){ .row_first = row * 16, .num_rows = 16, .first_page = column, .num_pages = 1, .num_keys = 16, .first_position = column * 16 };
+                x[n++] = (fv_segment){ .row_first = row * 16,
+                                       .num_rows = 16,
+                                       .first_page = column,
+                                       .num_pages = 1,
+                                       .num_keys = 16,
+                                       .first_position = column * 16 };
     s->given.segments = x;
     s->given.num_segments = n;
     scene_limits(s);
@@ -332,7 +382,10 @@ static void block_lists(totals *t, scene *s, made *m, rng *r)
     for (int round = 0; round < 5; round++) {
         scene_shuffle_segments(s, r);
         if (good_plan(t, s, &other, "blocks in any order"))
-            expect(t, m->plan->bytes == other.plan->bytes && !memcmp(m->blob, other.blob, (size_t)m->plan->bytes), "the order of the blocks shows in the plan");
+            expect(t,
+                   m->plan->bytes == other.plan->bytes &&
+                       !memcmp(m->blob, other.blob, (size_t)m->plan->bytes),
+                   "the order of the blocks shows in the plan");
     }
     x[n] = x[n / 2];
     s->given.num_segments = n + 1;
@@ -341,7 +394,10 @@ static void block_lists(totals *t, scene *s, made *m, rng *r)
     s->limits.max_pages = BLOCKS * BLOCKS + 1;
     t->scene = "a block twice";
     const fv_status status = make_plan(m, s, 0);
-    expect(t, status == FV_E_INVALID && !strncmp(m->err.field, "batch.segments[", 15) && strstr(m->err.text, "twice"), "a block that is given twice: %d %s", status, m->err.text);
+    expect(t,
+           status == FV_E_INVALID && !strncmp(m->err.field, "batch.segments[", 15) &&
+               strstr(m->err.text, "twice"),
+           "a block that is given twice: %d %s", status, m->err.text);
     made_free(&other);
 }
 
@@ -357,7 +413,8 @@ static void nothing(totals *t, scene *s, made *m)
             scene_shape(s, 8, 4, 64, 7, &fv__cost_cpu);
             scene_limits(s);
             if (!good_plan(t, s, m, "nothing to compute")) continue;
-            expect(t, m->plan->num_pieces == (kind == 2 ? 24 : 0) && m->report.total_cost == 0, "%d pieces", m->plan->num_pieces);
+            expect(t, m->plan->num_pieces == (kind == 2 ? 24 : 0) && m->report.total_cost == 0,
+                   "%d pieces", m->plan->num_pieces);
         }
 }
 
@@ -369,7 +426,9 @@ static void caps(totals *t, scene *s, made *m)
         scene_shape(s, 4, 2, 64, 132, &fv__cost_sm80);
         scene_limits(s);
         s->limits.workers = cap;
-        if (good_plan(t, s, m, "worker cap")) expect(t, m->plan->num_workers == fv__min32(cap, 132), "%d workers", m->plan->num_workers);
+        if (good_plan(t, s, m, "worker cap"))
+            expect(t, m->plan->num_workers == fv__min32(cap, 132), "%d workers",
+                   m->plan->num_workers);
     }
 }
 
@@ -389,7 +448,8 @@ void check_scenarios(totals *t, rng *r)
     block_lists(t, &s, &m, r);
     nothing(t, &s, &m);
     caps(t, &s, &m);
-    printf("scenarios: %lld checks, %lld failed\n", (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
+    printf("scenarios: %lld checks, %lld failed\n",
+           (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
     made_free(&m);
     free(s.memory.base);
 }
@@ -403,37 +463,143 @@ typedef struct refusal {
     fv_segment segment;                 /* the second of two; 0 fields as given */
 } refusal;
 
-static const int32_t falling[] = { 3, 2 }, outside[] = { 3, 10 }, below[] = { -1, 3 }, same[] = { 4, 4 };
+static const int32_t falling[] = { 3, 2 }, outside[] = { 3, 10 }, below[] = { -1, 3 },
+                     same[] = { 4, 4 };
 static const int32_t far[] = { 0, (1 << 30) + 1 }, negative[] = { 0, -5 };
 
-/* 10 rows, 2 kv heads, 8 page entries of 16; the plan holds 2 segments, 20 rows, 128 keys, 8 pages, 2 levels. */
+/* 10 rows, 2 kv heads, 8 page entries of 16; the plan holds 2 segments, 20 rows, 128 keys, 8
+ * pages, 2 levels. */
 static const refusal refusals[] = {
-    { "batch.segments[1].num_rows", FV_E_INVALID, -1, 0, { .num_rows = -1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].num_rows", FV_E_INVALID, 11, 10, { .num_rows = 11, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].row_first", FV_E_INVALID, -1, 0, { .row_first = -1, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].row_first", FV_E_INVALID, 9, 8, { .row_first = 9, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].row_first", FV_E_INVALID, INT64_MAX, 8, { .row_first = INT64_MAX, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].rows[1]", FV_E_INVALID, 2, 3, { .rows = falling, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].rows[1]", FV_E_INVALID, 4, 4, { .rows = same, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].rows[1]", FV_E_INVALID, 10, 10, { .rows = outside, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].rows[0]", FV_E_INVALID, -1, 10, { .rows = below, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].kv_head_first", FV_E_INVALID, -1, 0, { .num_rows = 2, .kv_head_first = -1, .num_kv_heads = 1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].kv_head_first", FV_E_INVALID, 1, 0, { .num_rows = 2, .kv_head_first = 1, .num_kv_heads = 2, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].kv_head_first", FV_E_INVALID, 1, 0, { .num_rows = 2, .kv_head_first = 1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].num_kv_heads", FV_E_INVALID, -1, 0, { .num_rows = 2, .num_kv_heads = -1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].first_page", FV_E_INVALID, -1, 0, { .num_rows = 2, .first_page = -1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].first_page", FV_E_INVALID, 7, 6, { .num_rows = 2, .first_page = 7, .num_pages = 2, .num_keys = 16 } },
-    { "batch.segments[1].num_pages", FV_E_INVALID, 9, 8, { .num_rows = 2, .num_pages = 9, .num_keys = 16 } },
-    { "batch.segments[1].num_pages", FV_E_INVALID, -1, 0, { .num_rows = 2, .num_pages = -1, .num_keys = 0 } },
-    { "batch.segments[1].num_keys", FV_E_INVALID, 33, 32, { .num_rows = 2, .num_pages = 2, .num_keys = 33 } },
-    { "batch.segments[1].num_keys", FV_E_INVALID, -1, (1 << 30) - 1, { .num_rows = 2, .num_pages = 2, .num_keys = -1 } },
-    { "batch.segments[1].first_position", FV_E_INVALID, -1, (1 << 30) - 16, { .num_rows = 2, .first_position = -1, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].first_position", FV_E_INVALID, 1 << 30, (1 << 30) - 16, { .num_rows = 2, .first_position = 1 << 30, .num_pages = 1, .num_keys = 16 } },
-    { "batch.segments[1].page_positions[1]", FV_E_INVALID, (1 << 30) + 1, (1 << 30) - 16, { .num_rows = 2, .num_pages = 2, .num_keys = 32, .page_positions = far } },
-    { "batch.segments[1].page_positions[1]", FV_E_INVALID, -5, (1 << 30) - 16, { .num_rows = 2, .num_pages = 2, .num_keys = 32, .page_positions = negative } },
-    { "batch.segments[1].num_keys", FV_E_CAPACITY, 112, 120, { .num_rows = 2, .first_page = 1, .num_pages = 7, .num_keys = 112 } },
-    { "batch.segments[1].reserved", FV_E_INVALID, 7, 0, { .num_rows = 2, .num_pages = 1, .num_keys = 16, .reserved = { 0, 7 } } },
-    { "batch.segments[1]", FV_E_INVALID, 0, 0, { .num_rows = 2, .num_pages = 1, .num_keys = 16 } },       /* page 0 again */
+    { "batch.segments[1].num_rows",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .num_rows = -1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].num_rows",
+      FV_E_INVALID,
+      11,
+      10,
+      { .num_rows = 11, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].row_first",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .row_first = -1, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].row_first",
+      FV_E_INVALID,
+      9,
+      8,
+      { .row_first = 9, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].row_first",
+      FV_E_INVALID,
+      INT64_MAX,
+      8,
+      { .row_first = INT64_MAX, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].rows[1]",
+      FV_E_INVALID,
+      2,
+      3,
+      { .rows = falling, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].rows[1]",
+      FV_E_INVALID,
+      4,
+      4,
+      { .rows = same, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].rows[1]",
+      FV_E_INVALID,
+      10,
+      10,
+      { .rows = outside, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].rows[0]",
+      FV_E_INVALID,
+      -1,
+      10,
+      { .rows = below, .num_rows = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].kv_head_first",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .num_rows = 2, .kv_head_first = -1, .num_kv_heads = 1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].kv_head_first",
+      FV_E_INVALID,
+      1,
+      0,
+      { .num_rows = 2, .kv_head_first = 1, .num_kv_heads = 2, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].kv_head_first",
+      FV_E_INVALID,
+      1,
+      0,
+      { .num_rows = 2, .kv_head_first = 1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].num_kv_heads",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .num_rows = 2, .num_kv_heads = -1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].first_page",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .num_rows = 2, .first_page = -1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].first_page",
+      FV_E_INVALID,
+      7,
+      6,
+      { .num_rows = 2, .first_page = 7, .num_pages = 2, .num_keys = 16 } },
+    { "batch.segments[1].num_pages",
+      FV_E_INVALID,
+      9,
+      8,
+      { .num_rows = 2, .num_pages = 9, .num_keys = 16 } },
+    { "batch.segments[1].num_pages",
+      FV_E_INVALID,
+      -1,
+      0,
+      { .num_rows = 2, .num_pages = -1, .num_keys = 0 } },
+    { "batch.segments[1].num_keys",
+      FV_E_INVALID,
+      33,
+      32,
+      { .num_rows = 2, .num_pages = 2, .num_keys = 33 } },
+    { "batch.segments[1].num_keys",
+      FV_E_INVALID,
+      -1,
+      (1 << 30) - 1,
+      { .num_rows = 2, .num_pages = 2, .num_keys = -1 } },
+    { "batch.segments[1].first_position",
+      FV_E_INVALID,
+      -1,
+      (1 << 30) - 16,
+      { .num_rows = 2, .first_position = -1, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].first_position",
+      FV_E_INVALID,
+      1 << 30,
+      (1 << 30) - 16,
+      { .num_rows = 2, .first_position = 1 << 30, .num_pages = 1, .num_keys = 16 } },
+    { "batch.segments[1].page_positions[1]",
+      FV_E_INVALID,
+      (1 << 30) + 1,
+      (1 << 30) - 16,
+      { .num_rows = 2, .num_pages = 2, .num_keys = 32, .page_positions = far } },
+    { "batch.segments[1].page_positions[1]",
+      FV_E_INVALID,
+      -5,
+      (1 << 30) - 16,
+      { .num_rows = 2, .num_pages = 2, .num_keys = 32, .page_positions = negative } },
+    { "batch.segments[1].num_keys",
+      FV_E_CAPACITY,
+      112,
+      120,
+      { .num_rows = 2, .first_page = 1, .num_pages = 7, .num_keys = 112 } },
+    { "batch.segments[1].reserved",
+      FV_E_INVALID,
+      7,
+      0,
+      { .num_rows = 2, .num_pages = 1, .num_keys = 16, .reserved = { 0, 7 } } },
+    { "batch.segments[1]",
+      FV_E_INVALID,
+      0,
+      0,
+      { .num_rows = 2, .num_pages = 1, .num_keys = 16 } }, /* page 0 again */
 };
 
 static void two_segments(scene *s, int32_t page_size)
@@ -446,17 +612,28 @@ static void two_segments(scene *s, int32_t page_size)
     x[0] = (fv_segment){ .num_rows = 10, .num_pages = page_size ? 1 : 0, .num_keys = 16 };
     s->given.segments = x;
     s->given.num_segments = 2;
-    s->limits = (fv_plan_desc){ .max_requests = 2, .max_rows = 10, .max_kv_tokens = 120, .max_pages = 8, .max_segments = 2, .max_segment_rows = 20, .max_levels = 2 };
+    s->limits = (fv_plan_desc){ .max_requests = 2,
+                                .max_rows = 10,
+                                .max_kv_tokens = 120,
+                                .max_pages = 8,
+                                .max_segments = 2,
+                                .max_segment_rows = 20,
+                                .max_levels = 2 };
 }
 
-static void refuse(totals *t, made *m, const scene *s, const char *field, fv_status status, int64_t value, int64_t limit)
+static void refuse(totals *t, made *m, const scene *s, const char *field, fv_status status,
+                   int64_t value, int64_t limit)
 {
     const fv_status got = make_plan(m, s, 0x5A);
     char number[24];
     snprintf(number, sizeof number, "%lld", (long long)value);
     t->scene = field;
-    expect(t, got == status && m->err.status == status && !strcmp(m->err.field, field) && m->err.value == value && m->err.limit == limit && strstr(m->err.text, number) &&
-              guards_hold(m), "status %d, field %s, value %lld, limit %lld: %s", got, m->err.field, (long long)m->err.value, (long long)m->err.limit, m->err.text);
+    expect(t,
+           got == status && m->err.status == status && !strcmp(m->err.field, field) &&
+               m->err.value == value && m->err.limit == limit && strstr(m->err.text, number) &&
+               guards_hold(m),
+           "status %d, field %s, value %lld, limit %lld: %s", got, m->err.field,
+           (long long)m->err.value, (long long)m->err.limit, m->err.text);
     t->scene = "refusals";
 }
 
@@ -465,11 +642,14 @@ static void wrong_segments(totals *t, scene *s, made *m)
     for (int i = 0; i < FV__COUNT(refusals); i++) {
         two_segments(s, 16);
         ((fv_segment *)s->given.segments)[1] = refusals[i].segment;
-        refuse(t, m, s, refusals[i].field, refusals[i].status, refusals[i].value, refusals[i].limit);
+        refuse(t, m, s, refusals[i].field, refusals[i].status, refusals[i].value,
+               refusals[i].limit);
     }
     /* A good one in its place is taken, so that each refusal is for its own reason. */
     two_segments(s, 16);
-    ((fv_segment *)s->given.segments)[1] = (fv_segment){ .num_rows = 2, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16 };
+    ((fv_segment *)s->given.segments)[1] = (fv_segment){
+        .num_rows = 2, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16
+    };
     good_plan(t, s, m, "two good segments");
 }
 
@@ -478,7 +658,9 @@ static void wrong_counts(totals *t, scene *s, made *m)
     fv_segment *x;
     two_segments(s, 16);                /* too many segments */
     x = (fv_segment *)s->given.segments;
-    x[1] = x[2] = (fv_segment){ .num_rows = 1, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16 };
+    x[1] = x[2] = (fv_segment){
+        .num_rows = 1, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16
+    };
     s->given.num_segments = 3;
     refuse(t, m, s, "batch.num_segments", FV_E_CAPACITY, 3, 2);
     two_segments(s, 16);                /* a plan without room for any */
@@ -486,18 +668,24 @@ static void wrong_counts(totals *t, scene *s, made *m)
     refuse(t, m, s, "batch.num_segments", FV_E_CAPACITY, 2, 0);
     two_segments(s, 16);                /* too many rows */
     x = (fv_segment *)s->given.segments;
-    x[1] = (fv_segment){ .num_rows = 10, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16 };
+    x[1] = (fv_segment){
+        .num_rows = 10, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16
+    };
     s->limits.max_segment_rows = 19;
     refuse(t, m, s, "batch.segments[1].num_rows", FV_E_CAPACITY, 10, 19);
     two_segments(s, 16);                /* too many levels */
     x = (fv_segment *)s->given.segments;
-    x[1] = (fv_segment){ .num_rows = 1, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16 };
+    x[1] = (fv_segment){
+        .num_rows = 1, .first_page = 1, .num_pages = 1, .num_keys = 16, .first_position = 16
+    };
     s->limits.max_levels = 1;
     refuse(t, m, s, "batch.segments", FV_E_CAPACITY, 2, 1);
     two_segments(s, 16);                /* the same heads are needed for that */
     x = (fv_segment *)s->given.segments;
     x[0].num_kv_heads = 1;
-    x[1] = (fv_segment){ .num_rows = 1, .kv_head_first = 1, .num_kv_heads = 1, .num_pages = 1, .num_keys = 16 };
+    x[1] = (fv_segment){
+        .num_rows = 1, .kv_head_first = 1, .num_kv_heads = 1, .num_pages = 1, .num_keys = 16
+    };
     s->limits.max_levels = 1;
     good_plan(t, s, m, "other heads");
     two_segments(s, 16);                /* pages of all segments */
@@ -506,12 +694,50 @@ static void wrong_counts(totals *t, scene *s, made *m)
     refuse(t, m, s, "batch.segments[1].num_pages", FV_E_CAPACITY, 8, 8);
 }
 
+/* Invariant mode: rows of two segments keep a partial for each chunk; more than there is room for are
+ * refused where segments are given, and shared prefixes that would need them are not used. */
+static void too_many_chunks(totals *t, scene *s, made *m)
+{
+    int from[20] = { 0 }, shared[20] = { 0 };
+    equal_requests(s, 20, 3, 6400, 16);
+    for (int r = 1; r < 20; r++) shared[r] = 375;
+    share_pages(s, from, shared);
+    scene_shape(s, 2, 4, 64, 2, &fv__cost_cpu);
+    scene_limits(s);
+    s->limits.sharing = FV_SHARING_FIND;
+    if (good_plan(t, s, m, "shared"))
+        expect(t, m->report.num_shared_segments == 1, "%lld shared segments",
+               (long long)m->report.num_shared_segments);
+    s->limits.invariant = true;
+    s->limits.chunk = 64;
+    if (good_plan(t, s, m, "too many chunks to share"))
+        expect(t, m->report.num_shared_segments == 0, "%lld shared segments",
+               (long long)m->report.num_shared_segments);
+
+    fv_segment x[2] = { { .num_rows = 60, .num_pages = 375, .num_keys = 6000 },
+                        { .num_rows = 40, .first_page = 775, .num_pages = 25, .num_keys = 400,
+                          .first_position = 6000 } };
+    s->given.segments = x;
+    s->given.num_segments = 2;
+    scene_limits(s);
+    s->limits.sharing = FV_SHARING_OFF;
+    s->limits.max_levels = 2;
+    t->scene = "too many chunks given";
+    const fv_status status = make_plan(m, s, 0);
+    expect(t, status == FV_E_CAPACITY && !strcmp(m->err.field, "limits.chunk") && guards_hold(m),
+           "%d %s", status, m->err.text);
+}
+
 static void wrong_ragged(totals *t, scene *s, made *m)
 {
     const int32_t positions[1] = { 0 };
     two_segments(s, 0);
     fv_segment *x = (fv_segment *)s->given.segments;
-    x[1] = (fv_segment){ .num_rows = 1, .first_page = 16, .num_keys = 16, .first_position = 16, .page_positions = positions };
+    x[1] = (fv_segment){ .num_rows = 1,
+                         .first_page = 16,
+                         .num_keys = 16,
+                         .first_position = 16,
+                         .page_positions = positions };
     refuse(t, m, s, "batch.segments[1].page_positions", FV_E_INVALID, 1, 0);
     two_segments(s, 0);
     x = (fv_segment *)s->given.segments;
@@ -527,14 +753,31 @@ static void wrong_maxima(totals *t, scene *s)
     fv__plan_capacity c;
     fv_error err;
     two_segments(s, 16);
-    s->limits = (fv_plan_desc){ .max_requests = 1 << 30, .max_rows = 1 << 30, .max_kv_tokens = INT64_C(1) << 48, .max_pages = INT64_C(1) << 40 };
-    expect(t, fv__plan_capacity_of(&s->shape, &s->limits, true, &c, &err) == FV_E_INVALID && !strcmp(err.field, "limits.max_rows"), "%s: %s", err.field, err.text);
+    s->limits = (fv_plan_desc){ .max_requests = 1 << 30,
+                                .max_rows = 1 << 30,
+                                .max_kv_tokens = INT64_C(1) << 48,
+                                .max_pages = INT64_C(1) << 40 };
+    expect(t,
+           fv__plan_capacity_of(&s->shape, &s->limits, true, &c, &err) == FV_E_INVALID &&
+               !strcmp(err.field, "limits.max_rows"),
+           "%s: %s", err.field, err.text);
     s->limits = (fv_plan_desc){ .max_requests = 1, .max_rows = 1 << 20, .splits = 4096 };
-    expect(t, fv__plan_capacity_of(&s->shape, &s->limits, true, &c, &err) == FV_E_INVALID, "too many splits are taken");
+    expect(t, fv__plan_capacity_of(&s->shape, &s->limits, true, &c, &err) == FV_E_INVALID,
+           "too many splits are taken");
     s->limits = (fv_plan_desc){ 0 };
-    expect(t, fv__plan_capacity_of(&s->shape, &s->limits, false, &c, &err) == FV_OK && c.blob_bytes > 0, "maxima of nothing");
-    s->limits = (fv_plan_desc){ .max_requests = 1000, .max_rows = 1000, .max_kv_tokens = INT64_C(1) << 40, .invariant = true, .chunk = 64 };
-    expect(t, fv__plan_capacity_of(&s->shape, &s->limits, false, &c, &err) == FV_E_INVALID && !strcmp(err.field, "limits.chunk"), "%s: %s", err.field, err.text);
+    expect(t,
+           fv__plan_capacity_of(&s->shape, &s->limits, false, &c, &err) == FV_OK &&
+               c.blob_bytes > 0,
+           "maxima of nothing");
+    s->limits = (fv_plan_desc){ .max_requests = 1000,
+                                .max_rows = 1000,
+                                .max_kv_tokens = INT64_C(1) << 40,
+                                .invariant = true,
+                                .chunk = 64 };
+    expect(t,
+           fv__plan_capacity_of(&s->shape, &s->limits, false, &c, &err) == FV_E_INVALID &&
+               !strcmp(err.field, "limits.chunk"),
+           "%s: %s", err.field, err.text);
 }
 
 void check_refusals(totals *t)
@@ -545,8 +788,10 @@ void check_refusals(totals *t)
     wrong_segments(t, &s, &m);
     wrong_counts(t, &s, &m);
     wrong_ragged(t, &s, &m);
+    too_many_chunks(t, &s, &m);
     wrong_maxima(t, &s);
-    printf("refusals: %lld checks, %lld failed\n", (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
+    printf("refusals: %lld checks, %lld failed\n",
+           (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
     made_free(&m);
     free(s.memory.base);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkplan_time.c -- `checkplan --time`: how long fv__plan_make takes on shapes of real steps. Prints, judges nothing. Best and median of many
- * makes into warm memory; 32/8 heads, pages of 16. */
+/* checkplan_time.c -- `checkplan --time`: how long fv__plan_make takes on shapes of real steps.
+ * Prints, judges nothing. Best and median of many makes into warm memory; 32/8 heads, pages of
+ * 16. */
 #include "checkplan.h"
 
 #include <stdio.h>
@@ -41,12 +42,14 @@ static void time_scene(const char *name, scene *s)
     qsort(ns, REPEATS, sizeof ns[0], by_value);
     int64_t total;
     const int64_t longest = longest_worker(m.plan, &s->shape, &total);
-    printf("%-34s %4d workers  %8.1f us best  %8.1f us median  %7d pieces  balance %.3f\n", name, m.plan->num_workers, (double)ns[0] / 1000,
-           (double)ns[REPEATS / 2] / 1000, m.plan->num_pieces, total ? (double)longest * m.plan->num_workers / (double)total : 1);
+    printf("%-34s %4d workers  %8.1f us best  %8.1f us median  %7d pieces  balance %.3f\n", name,
+           m.plan->num_workers, (double)ns[0] / 1000, (double)ns[REPEATS / 2] / 1000,
+           m.plan->num_pieces, total ? (double)longest * m.plan->num_workers / (double)total : 1);
     made_free(&m);
 }
 
-static void fill(scene *s, int64_t n, int32_t rows, int32_t low, int32_t high, bool prefill, int32_t workers, int32_t packed)
+static void fill(scene *s, int64_t n, int32_t rows, int32_t low, int32_t high, bool prefill,
+                 int32_t workers, int32_t packed)
 {
     rng r = { 7 };
     int32_t *q = malloc((size_t)n * sizeof *q), *k = malloc((size_t)n * sizeof *k);
@@ -66,7 +69,8 @@ static void fill(scene *s, int64_t n, int32_t rows, int32_t low, int32_t high, b
 static void share_pages(scene *s, int64_t pages)
 {
     int32_t *ids = (int32_t *)s->given.pages.ids.host;
-    for (int64_t r = 1; r < s->batch.num_requests; r++) memcpy(ids + s->batch.tables[r], ids + s->batch.tables[0], (size_t)pages * sizeof *ids);
+    for (int64_t r = 1; r < s->batch.num_requests; r++)
+        memcpy(ids + s->batch.tables[r], ids + s->batch.tables[0], (size_t)pages * sizeof *ids);
     s->limits.sharing = FV_SHARING_FIND;
 }
 
