@@ -20,9 +20,9 @@
  *       others too, all of them have records; a record may have one part
  *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
  *   (5) pieces <= row tiles x head units + workers - 1; with given splits: row tiles x head units x splits
- *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, three parts to merge). In the invariant mode
- *       + one chunk, and the total counts a merge for each chunk, as cut items owe it. Where items may not be cut, + the dearest piece: with given splits, and in the invariant mode where a batch of several rows a request would
- *       need more partials of chunks than there is room for
+ *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, three parts to merge). Invariant mode:
+ *       + one chunk, and the total counts a merge for each chunk, as cut items owe it. Where items may not be cut, + the dearest piece: with
+ *       given splits, and in the invariant mode where a batch of several rows a request would need more partials than there is room for
  *   (7) the same input gives the same bytes; costs are 64-bit integers
  *   (8) every index lies in its array
  *
@@ -153,7 +153,8 @@ typedef struct fv__bounds {
     int num_lists;
 } fv__bounds;
 
-/* ---- the planner (plan.c; segments: segment.c; constants: plan_cost.c; words and pictures: plan_describe.c) ---- */
+/* ---- the planner (plan.c; sizes: plan_room.c; segments: segment.c; found prefixes: plan_share.c; arithmetic: plan_cut.h; constants: plan_cost.c;
+ * the invariants: plan_valid.c; words and pictures: plan_describe.c) ---- */
 
 /* What maxima need: exact, monotone in every maximum. All sizes 64-bit, checked against overflow. */
 typedef struct fv__plan_capacity {
