@@ -249,10 +249,10 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, b
     return good;
 }
 
-static bool prefill_case(bench *b, const char *name, int32_t length, bool paged)
+/* One causal prompt beside the fastest multiplier. */
+static bool prefill_case(bench *b, const char *name, int32_t length)
 {
-    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = paged ? 16 : 0, .num_requests = 1, .rows = &length,
-                                 .lengths = &length };
+    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = 1, .rows = &length, .lengths = &length };
     workload w;
     bool good = workload_open(b->ctx, &desc, &w);
     multiply_floor floor = { w.flops, b->threads };
@@ -268,33 +268,60 @@ static bool prefill_case(bench *b, const char *name, int32_t length, bool paged)
     return good;
 }
 
-/* 16 requests, 16384 keys in all: 1024 each, or in proportion to 1/i. */
+/* Two ways of the engine and the floor of the first: milliseconds. `rates`: also a row for the peer's rate of reading. */
+typedef struct pair {
+    const char *goal, *name, *peer;
+    workload_desc ours, other;
+    bool prefill;                       /* the floor is the multiplier, not reading */
+    bool rates;
+} pair;
+
+static void report_pair(bench *b, const pair *p, candidate *c, const workload *ours, const workload *other)
+{
+    char name[64];
+    result r = { .goal = p->goal, .name = p->name, .unit = "ms", .peer = p->peer, .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
+    set_ours(&r, &c[0], 1e3, false);
+    report(b, &r);
+    if (!p->rates)
+        return;
+    snprintf(name, sizeof name, "%s off", p->name);
+    result rate = { .goal = p->goal, .name = name, .unit = "GB/s", .bound = ours->bytes / 1e9 / median(&c[2]) };
+    set_ours(&rate, &c[1], other->asked_bytes / 1e9, true);
+    report(b, &rate);
+}
+
+static bool pair_case(bench *b, const pair *p)
+{
+    workload ours, other = { 0 };
+    bool good = workload_open(b->ctx, &p->ours, &ours) && workload_open(b->ctx, &p->other, &other);
+    read_floor reading = { &ours, b->threads };
+    multiply_floor multiplying = { ours.flops, b->threads };
+    candidate c[] = { { time_run, &ours, { 0 } }, { time_run, &other, { 0 } }, { time_read, &reading, { 0 } } };
+    if (p->prefill)
+        c[2] = (candidate){ time_multiply, &multiplying, { 0 } };
+    good = good && take_turns(b, c, 3);
+    if (good)
+        report_pair(b, p, c, &ours, &other);
+    free_candidates(c, 3);
+    workload_close(&ours);
+    workload_close(&other);
+    return good;
+}
+
+/* 16 requests, 16384 keys in all: in proportion to 1/i, against 1024 each. */
 static bool skew_case(bench *b, const char *name, int32_t q_heads, int32_t kv_heads)
 {
     enum { N = 16, TOTAL = 16384 };
-    int32_t *rows = constant(N, 1), *even = constant(N, TOTAL / N), zipf[N];
+    int32_t *rows = constant(N, 1), *even = constant(N, TOTAL / N), zipf[N], left = TOTAL;
     double harmonic = 0;
     for (int i = 0; i < N; i++)
         harmonic += 1.0 / (i + 1);
-    int32_t left = TOTAL;
     for (int i = N - 1; i >= 0; i--)
         left -= zipf[i] = i ? (int32_t)lround(TOTAL / (harmonic * (i + 1))) : left;
-    workload_desc desc = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = N, .rows = rows, .lengths = even };
-    workload flat, skewed = { 0 };
-    bool good = workload_open(b->ctx, &desc, &flat);
-    desc.lengths = zipf;
-    good = good && workload_open(b->ctx, &desc, &skewed);
-    read_floor floor = { &flat, b->threads };
-    candidate c[] = { { time_run, &skewed, { 0 } }, { time_run, &flat, { 0 } }, { time_read, &floor, { 0 } } };
-    good = good && take_turns(b, c, 3);
-    if (good) {
-        result r = { .goal = "5", .name = name, .unit = "ms", .peer = "own constant lengths", .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
-        set_ours(&r, &c[0], 1e3, false);
-        report(b, &r);
-    }
-    free_candidates(c, 3);
-    workload_close(&flat);
-    workload_close(&skewed);
+    const workload_desc flat = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = N, .rows = rows, .lengths = even };
+    pair p = { .goal = "5", .name = name, .peer = "own constant lengths", .ours = flat, .other = flat };
+    p.ours.lengths = zipf;
+    const bool good = pair_case(b, &p);
     free(rows);
     free(even);
     return good;
@@ -304,28 +331,38 @@ static bool skew_case(bench *b, const char *name, int32_t q_heads, int32_t kv_he
 static bool prefix_case(bench *b, const char *name, int64_t n, int32_t q_heads, int32_t kv_heads)
 {
     int32_t *rows = constant(n, 1), *lengths = constant(n, 4096 + 64);
-    workload_desc desc = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths,
-                           .prefix = n > 1 ? 4096 : 0 };
-    workload off, find = { 0 };
-    bool good = workload_open(b->ctx, &desc, &off);
-    desc.sharing = true;
-    good = good && workload_open(b->ctx, &desc, &find);
-    read_floor floor = { &find, b->threads };
-    candidate c[] = { { time_run, &find, { 0 } }, { time_run, &off, { 0 } }, { time_read, &floor, { 0 } } };
-    good = good && take_turns(b, c, 3);
-    if (good) {
-        result r = { .goal = "12", .name = name, .unit = "ms", .peer = "own sharing off", .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
-        set_ours(&r, &c[0], 1e3, false);
-        report(b, &r);
-        char plain[64];
-        snprintf(plain, sizeof plain, "%s off", name);
-        result flat = { .goal = "12", .name = plain, .unit = "GB/s", .bound = find.bytes / 1e9 / median(&c[2]) };
-        set_ours(&flat, &c[1], off.asked_bytes / 1e9, true);
-        report(b, &flat);
-    }
-    free_candidates(c, 3);
-    workload_close(&off);
-    workload_close(&find);
+    const workload_desc off = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths,
+                                .prefix = n > 1 ? 4096 : 0 };
+    pair p = { .goal = "12", .name = name, .peer = "own sharing off", .ours = off, .other = off, .rates = true };
+    p.ours.sharing = true;
+    const bool good = pair_case(b, &p);
+    free(rows);
+    free(lengths);
+    return good;
+}
+
+/* Shuffled pages against one run of keys a request: decode of 8 x 4096, or a prompt of 2048. */
+static bool pages_case(bench *b, const char *name, int32_t page_size, bool prefill)
+{
+    const int64_t n = prefill ? 1 : 8;
+    int32_t *lengths = constant(n, prefill ? 2048 : 4096), *rows = constant(n, prefill ? 2048 : 1);
+    const workload_desc ragged = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = n, .rows = rows, .lengths = lengths };
+    pair p = { .goal = "7", .name = name, .peer = "own contiguous", .ours = ragged, .other = ragged, .prefill = prefill };
+    p.ours.page_size = page_size;
+    const bool good = pair_case(b, &p);
+    free(rows);
+    free(lengths);
+    return good;
+}
+
+/* The same bits whatever runs beside a request, against the fastest mode. */
+static bool invariant_case(bench *b, const char *name, int64_t n, int32_t length)
+{
+    int32_t *lengths = constant(n, length), *rows = constant(n, 1);
+    const workload_desc fast = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths };
+    pair p = { .goal = "16", .name = name, .peer = "own fastest", .ours = fast, .other = fast };
+    p.ours.invariant = true;
+    const bool good = pair_case(b, &p);
     free(rows);
     free(lengths);
     return good;
@@ -359,9 +396,14 @@ static bool decode_8(bench *b, const char *name) { return decode_case(b, name, 8
 static bool decode_1(bench *b, const char *name) { return decode_case(b, name, 1, 4096, false); }
 static bool decode_8_int8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, true); }
 static bool decode_1_int8(bench *b, const char *name) { return decode_case(b, name, 1, 4096, true); }
-static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048, false); }
-static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192, false); }
-static bool prefill_2k_paged(bench *b, const char *name) { return prefill_case(b, name, 2048, true); }
+static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048); }
+static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192); }
+static bool decode_page_1(bench *b, const char *name) { return pages_case(b, name, 1, false); }
+static bool decode_page_16(bench *b, const char *name) { return pages_case(b, name, 16, false); }
+static bool prefill_page_1(bench *b, const char *name) { return pages_case(b, name, 1, true); }
+static bool prefill_page_16(bench *b, const char *name) { return pages_case(b, name, 16, true); }
+static bool invariant_8(bench *b, const char *name) { return invariant_case(b, name, 8, 4096); }
+static bool invariant_1(bench *b, const char *name) { return invariant_case(b, name, 1, 32768); }
 static bool skew_32_32(bench *b, const char *name) { return skew_case(b, name, 32, 32); }
 static bool skew_32_8(bench *b, const char *name) { return skew_case(b, name, 32, 8); }
 static bool skew_32_4(bench *b, const char *name) { return skew_case(b, name, 32, 4); }
@@ -390,8 +432,13 @@ static const struct {
     { "prefix 4096+64 b=16 32/8", prefix_32_8 },
     { "prefix 4096+64 b=1 32/8", prefix_one },
     { "prefill L=2048 32/8", prefill_2k },
-    { "prefill L=2048 32/8 page 16", prefill_2k_paged },
     { "prefill L=8192 32/8", prefill_8k },
+    { "pages of 1 decode b=8 L=4096", decode_page_1 },
+    { "pages of 16 decode b=8 L=4096", decode_page_16 },
+    { "pages of 1 prefill L=2048", prefill_page_1 },
+    { "pages of 16 prefill L=2048", prefill_page_16 },
+    { "invariant decode b=8 L=4096", invariant_8 },
+    { "invariant decode b=1 L=32768", invariant_1 },
 };
 
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
