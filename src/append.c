@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* append.c -- fv_append: where each new row goes (its token slot) and what it turns by, then one
- * pass that rotates, quantises and scatters.
+ * pass that rotates, quantises and scatters: over the context's threads, or on the GPU
+ * (cuda/ops.c). There, arrays that the caller has on the device are read by the kernel, which then
+ * finds the slots; with host arrays alone, slots are made here as on the CPU.
  *
  * Slots come from the requests' page tables, read as a batch is, or from the caller. What is wrong
  * with the call is refused before a byte is written; what is wrong in data (a page id or a slot
  * outside of the pool) goes to the error word, and the row is left out. */
 #include "batch.h"
+#include "cuda/ops.h"
 #include "ops.h"
 
 #include <math.h>
@@ -19,6 +22,7 @@ typedef struct appender {
     fv__append_job job;
     int64_t rows;
     int64_t tokens;                     /* that the cache must have; ragged only */
+    bool found_there;                   /* some array lies on the device: kernels find the slots */
 
     /* one block of memory */
     void *memory;
@@ -55,7 +59,42 @@ static fv_batch batch_of(const fv_append_desc *d)
                        .first_positions = d->first_positions };
 }
 
-/* Rows that the requests have, so that memory can be had before the tables are read. */
+/* Every index array that says where rows go. */
+enum { NUM_ARRAYS = 10 };
+
+static void list_arrays(const fv_append_desc *d, const fv_index *list[NUM_ARRAYS])
+{
+    const fv_index *const all[NUM_ARRAYS] = {
+        &d->rows,      &d->lengths,          &d->first_positions, &d->kv_indptr, &d->pages.indptr,
+        &d->pages.ids, &d->pages.table_rows, &d->pages.v_ids,     &d->slots,     &d->row_positions,
+    };
+    memcpy(list, all, sizeof all);
+}
+
+static bool any_on_device(const appender *a)
+{
+    const fv_index *list[NUM_ARRAYS];
+    list_arrays(a->d, list);
+    for (int i = 0; i < NUM_ARRAYS; i++)
+        if (fv__index_given(list[i]) && fv__ops_on_device(a->ctx, list[i])) return true;
+    return false;
+}
+
+/* Can the requests be read on the host? (Page ids need not be.) */
+static bool all_on_host(const appender *a)
+{
+    const fv_index *list[NUM_ARRAYS];
+    list_arrays(a->d, list);
+    for (int i = 0; i < NUM_ARRAYS; i++)
+        if (fv__index_given(list[i]) && !list[i]->host && list[i] != &a->d->pages.ids &&
+            list[i] != &a->d->pages.v_ids && list[i] != &a->d->row_positions)
+            return false;
+    return true;
+}
+
+/* Rows that the requests have, so that memory can be had before the tables are read. Offsets that
+ * only the device knows: as many as there are new rows; the kernel leaves out what is past the last
+ * of them. */
 static fv_status count_rows(appender *a)
 {
     const fv_append_desc *d = a->d;
@@ -63,11 +102,13 @@ static fv_status count_rows(appender *a)
         return fv__fail(a->err, FV_E_INVALID, "desc.num_requests", d->num_requests, INT32_MAX / 2,
                         "desc.num_requests is %lld", (long long)d->num_requests);
     if (fv__index_given(&d->slots)) {
-        FV_TRY(fv__index_check(&d->slots, "desc.slots", d->slots.count, true, true, a->err));
+        FV_TRY(fv__index_check(&d->slots, "desc.slots", d->slots.count, true,
+                               !fv__ops_on_device(a->ctx, &d->slots), a->err));
         a->rows = d->slots.count;
     } else if (fv__index_given(&d->rows)) {
-        FV_TRY(fv__index_check(&d->rows, "desc.rows", d->num_requests + 1, true, true, a->err));
-        a->rows = fv__index_at(&d->rows, d->num_requests);
+        FV_TRY(fv__index_check(&d->rows, "desc.rows", d->num_requests + 1, true,
+                               !fv__ops_on_device(a->ctx, &d->rows), a->err));
+        a->rows = d->rows.host ? fv__index_at(&d->rows, d->num_requests) : d->new_k.shape[0];
     } else {
         a->rows = d->num_requests;
     }
@@ -138,15 +179,48 @@ static fv_status check_request(appender *a, int64_t i)
     return FV_OK;
 }
 
-/* The ids are read here, on the host. */
+/* The ids are read on the host, unless they lie on the device. */
 static fv_status check_ids(appender *a)
 {
     const fv_pages *p = &a->d->pages;
     if (!p->page_size) return FV_OK;
-    FV_TRY(fv__index_check(&p->ids, "desc.pages.ids", p->ids.count, true, true, a->err));
-    return fv__index_given(&p->v_ids)
-               ? fv__index_check(&p->v_ids, "desc.pages.v_ids", p->ids.count, true, true, a->err)
-               : FV_OK;
+    FV_TRY(fv__index_check(&p->ids, "desc.pages.ids", p->ids.count, true,
+                           !fv__ops_on_device(a->ctx, &p->ids), a->err));
+    if (!fv__index_given(&p->v_ids)) return FV_OK;
+    return fv__index_check(&p->v_ids, "desc.pages.v_ids", p->ids.count, true,
+                           !fv__ops_on_device(a->ctx, &p->v_ids), a->err);
+}
+
+/* Arrays of which the host sees some: all that can be checked is that they are there. */
+static fv_status check_arrays(appender *a)
+{
+    const fv_append_desc *d = a->d;
+    const fv_pages *p = &d->pages;
+    const int64_t n = d->num_requests;
+    const bool csr = fv__index_given(&p->indptr);
+    const struct {
+        const fv_index *x;
+        const char *field;
+        int64_t count;
+        bool needed;
+    } list[] = {
+        { &d->lengths, "desc.lengths", n, p->page_size != 0 },
+        { &d->first_positions, "desc.first_positions", n, false },
+        { &d->kv_indptr, "desc.kv_indptr", n + 1, p->page_size == 0 },
+        { &p->indptr, "desc.pages.indptr", n + 1, false },
+        { &p->table_rows, "desc.pages.table_rows", n, false },
+    };
+    FV_TRY(check_ids(a));
+    for (int i = 0; i < FV__COUNT(list); i++)
+        if (list[i].needed || fv__index_given(list[i].x))
+            FV_TRY(fv__index_check(list[i].x, list[i].field, list[i].count, false,
+                                   !fv__ops_on_device(a->ctx, list[i].x), a->err));
+    if (p->page_size && !csr && (p->table_width < 0 || p->table_stride < p->table_width))
+        return fv__fail(a->err, FV_E_INVALID, "desc.pages.table_stride", p->table_stride,
+                        p->table_width,
+                        "a page table of width %lld needs table_stride >= its width; given %lld",
+                        (long long)p->table_width, (long long)p->table_stride);
+    return FV_OK;
 }
 
 static fv_status read_requests(appender *a)
@@ -159,7 +233,7 @@ static fv_status read_requests(appender *a)
                                   .max_pages = INT64_MAX };
     const fv__batch_memory memory = { .requests = a->requests,
                                       .tables = a->tables,
-                                      .host_ids = true };
+                                      .host_ids = false };
     fv__batch read;
     fv__tables tables;
     const fv_status status =
@@ -171,7 +245,7 @@ static fv_status read_requests(appender *a)
     return FV_OK;
 }
 
-static fv_status read_slots(appender *a)
+static fv_status check_pool(appender *a)
 {
     const fv_pages *p = &a->d->pages;
     if (p->page_size < 0 || p->num_pages < 0 || p->num_pages > INT32_MAX)
@@ -307,6 +381,10 @@ static fv_status number_scale(appender *a, const fv_arg *arg, const char *field,
     if (arg->tensor) {
         FV_TRY(
             fv__tensor_view(arg->tensor, field, FV__DTYPE_f32, 1, (int64_t[]){ 1 }, &view, a->err));
+        if (a->ctx->cuda) {
+            out->data = (const float *)view.data;
+            return FV_OK;
+        }
         x = *(const float *)view.data;
     }
     out->number = (float)x;
@@ -327,6 +405,7 @@ static fv_status head_scale(appender *a, const fv_arg *arg, const char *field, f
                            &view, a->err));
     out->data = (const float *)view.data;
     out->stride[0] = view.stride[0];
+    if (a->ctx->cuda) return FV_OK;
     for (int h = 0; h < a->job.num_kv_heads; h++)
         FV_TRY(check_scale(a, field, out->data[h * out->stride[0]]));
     return FV_OK;
@@ -408,7 +487,8 @@ static fv_status read_rope(appender *a)
         if (!d->rope)
             return fv__fail(a->err, FV_E_INVALID, "desc.row_positions", 0, 0,
                             "desc.row_positions is given, but desc.rope is NULL: nothing turns");
-        return fv__positions_check(&d->row_positions, "desc.row_positions", a->rows, a->err);
+        return fv__positions_check(a->ctx, &d->row_positions, "desc.row_positions", a->rows,
+                                   a->err);
     }
     if (turns && fv__index_given(&d->slots))
         return fv__fail(
@@ -469,34 +549,39 @@ static int64_t row_bytes(const fv__append_job *job)
     return elements * 4;
 }
 
-static fv_status append(appender *a)
+static fv_status append(appender *a, fv_stream stream)
 {
     const bool slots = fv__index_given(&a->d->slots);
-    FV_TRY(slots ? read_slots(a) : read_requests(a));
+    a->found_there = any_on_device(a);
+    if (!slots && all_on_host(a)) FV_TRY(read_requests(a));
+    else FV_TRY(check_pool(a));
+    if (!slots && !all_on_host(a)) FV_TRY(check_arrays(a));
     if (a->rows == 0) return FV_OK;
     FV_TRY(check_all(a));
-    place_rows(a);
+    if (!a->found_there) place_rows(a);
     a->job.slots = a->slots;
     a->job.v_slots = !slots && fv__index_given(&a->d->pages.v_ids) ? a->v_slots : NULL;
     a->job.positions = a->positions;
     a->job.page_size = a->d->pages.page_size;
     a->job.checked = a->d->checked;
     a->job.faults = &a->ctx->faults;
+    if (a->ctx->cuda) {
+        const fv__cuda_append call = { &a->job, a->d, a->rows, !a->found_there };
+        return fv__cuda_append_rows(a->ctx, &call, stream, a->err);
+    }
     fv__ops_split(a->ctx, append_rows, a, a->rows, row_bytes(&a->job));
     return FV_OK;
 }
 
 fv_status fv_append(fv_ctx *ctx, const fv_append_desc *desc, fv_stream stream, fv_error *err)
 {
-    (void)stream;
     if (!ctx) return fv__fail(err, FV_E_INVALID, "ctx", 0, 0, "ctx is NULL");
     if (!desc) return fv__fail(err, FV_E_INVALID, "desc", 0, 0, "desc is NULL");
-    FV_TRY(fv__ops_cpu_only(ctx, "fv_append", err));
     FV_TRY(fv__check_reserved(desc->reserved, FV__COUNT(desc->reserved), "desc.reserved", err));
     appender a = { .ctx = ctx, .d = desc, .err = err };
     FV_TRY(count_rows(&a));
     FV_TRY(allocate(&a));
-    const fv_status status = append(&a);
+    const fv_status status = append(&a, stream);
     fv__ctx_free(ctx, a.memory, a.bytes);
     return status;
 }

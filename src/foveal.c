@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* foveal.c -- the public functions about plans: check handles, call a box, nothing else. (ctx.c has open and close, ops.c append, rope, merge and
  * copies, cache.c the cache, variant.c user variants, info.c fv_info.) */
+#include "cuda/ops.h"
 #include "engine.h"
-
 #include "os.h"
 
 #include <stdio.h>
@@ -102,7 +102,7 @@ fv_status fv_warm(fv_ctx *ctx, const fv_problem *const *problems, int64_t num_pr
         FV_TRY(fv__plan_new(ctx, problems[i], limits, &plan, err));
         fv__plan_delete(plan);
     }
-    return FV_OK;
+    return ctx->cuda ? fv__cuda_ops_warm(ctx, err) : FV_OK;
 }
 
 fv_status fv_plan_update(fv_plan *plan, const fv_problem *problem, const fv_batch *batch, fv_stream stream, fv_error *err)

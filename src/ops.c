@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ops.c -- fv_rope, fv_merge, fv_copy_pages and fv_rope_frequencies: arguments checked, a job made,
- * its rows split over threads. (fv_append is append.c's.) Everything that can fail does so before
- * the first byte is written. */
+ * its rows split over threads or launched on the GPU (cuda/ops.c). (fv_append is append.c's.)
+ * Everything that can fail does so before the first byte is written. */
 #include "ops.h"
+#include "cuda/ops.h"
 #include "rope.h"
 
 #include <math.h>
@@ -13,13 +14,6 @@
 #define PART_BYTES (64 << 10)           /* less than this is not worth waking a thread for */
 
 /* -------------------------------------------------------------------------------- shared checks */
-
-fv_status fv__ops_cpu_only(const fv_ctx *ctx, const char *call, fv_error *err)
-{
-    if (!ctx->cuda) return FV_OK;
-    return fv__fail(err, FV_E_UNSUPPORTED, "ctx", 0, 0,
-                    "%s has no kernel for %s yet; a context on \"cpu\" runs it", call, ctx->device);
-}
 
 fv_status fv__ops_dtype(const fv_tensor *t, const char *field, bool narrow, fv__dtype *out,
                         fv_error *err)
@@ -53,10 +47,12 @@ fv_status fv__ops_rows(const fv_tensor *t, const char *field, int64_t heads, int
     return FV_OK;
 }
 
-fv_status fv__positions_check(const fv_index *positions, const char *field, int64_t rows,
-                              fv_error *err)
+fv_status fv__positions_check(const fv_ctx *ctx, const fv_index *positions, const char *field,
+                              int64_t rows, fv_error *err)
 {
-    FV_TRY(fv__index_check(positions, field, rows, false, true, err));
+    const bool there = fv__ops_on_device(ctx, positions);
+    FV_TRY(fv__index_check(positions, field, rows, false, !there, err));
+    if (there) return FV_OK;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t p = fv__index_at(positions, i);
         if (p > -FV__NO_BOUND && p < FV__NO_BOUND) continue;
@@ -176,12 +172,10 @@ static void rope_rows(const void *argument, int64_t first, int64_t last)
 fv_status fv_rope(fv_ctx *ctx, const fv_rope_desc *desc, const fv_tensor *x, fv_index positions,
                   const fv_tensor *y, fv_stream stream, fv_error *err)
 {
-    (void)stream;
     if (!ctx || !desc || !x || !y) {
         const char *name = !ctx ? "ctx" : !desc ? "desc" : !x ? "x" : "y";
         return fv__fail(err, FV_E_INVALID, name, 0, 0, "%s is NULL", name);
     }
-    FV_TRY(fv__ops_cpu_only(ctx, "fv_rope", err));
     rope_call call = { .isa = ctx->isa, .job.positions = &positions };
     if (x->ndim == 3 && x->shape[0] == 0 && y->ndim == 3 && y->shape[0] == 0) return FV_OK;
     FV_TRY(fv__ops_rows(x, "x", FV__ANY, FV__ANY, &call.job.x, err));
@@ -191,8 +185,9 @@ fv_status fv_rope(fv_ctx *ctx, const fv_rope_desc *desc, const fv_tensor *x, fv_
         return fv__fail(err, FV_E_INVALID, "y", y->shape[0], rows, "y has %lld rows and x %lld",
                         (long long)y->shape[0], (long long)rows);
     FV_TRY(fv__rotary_init(desc, "desc", call.job.x.width, &call.job.rotary, err));
-    FV_TRY(fv__positions_check(&positions, "positions", rows, err));
+    FV_TRY(fv__positions_check(ctx, &positions, "positions", rows, err));
     call.job.num_heads = (int32_t)x->shape[1];
+    if (ctx->cuda) return fv__cuda_rope_rows(ctx, &call.job, rows, stream, err);
     fv__ops_split(ctx, rope_rows, &call, rows,
                   x->shape[1] * fv__dtype_bytes(call.job.x.dtype, x->shape[2]));
     return FV_OK;
@@ -252,7 +247,7 @@ static fv_status check_merge(const fv_ctx *ctx, const fv_tensor *o_states,
         return fv__fail(err, FV_E_INVALID, name, 0, num_states, "%s is NULL and num_states %lld",
                         name, (long long)num_states);
     }
-    return fv__ops_cpu_only(ctx, "fv_merge", err);
+    return FV_OK;
 }
 
 static fv_status merge_views(merge_call *call, const fv_tensor *o_states,
@@ -275,7 +270,6 @@ fv_status fv_merge(fv_ctx *ctx, const fv_tensor *o_states, const fv_tensor *lse_
                    int64_t num_states, bool lse_base2, const fv_tensor *o, const fv_tensor *lse,
                    fv_stream stream, fv_error *err)
 {
-    (void)stream;
     FV_TRY(check_merge(ctx, o_states, lse_states, num_states, o, err));
     if (o->ndim == 3 && o->shape[0] == 0) return FV_OK; /* no rows: nothing needs to be there */
     merge_call call = { .isa = ctx->isa,
@@ -285,8 +279,10 @@ fv_status fv_merge(fv_ctx *ctx, const fv_tensor *o_states, const fv_tensor *lse_
     if (!views)
         return fv__fail(err, FV_E_NO_MEMORY, "num_states", num_states, 0,
                         "no memory for %lld states", (long long)num_states);
-    const fv_status status = merge_views(&call, o_states, lse_states, o, lse, views, err);
-    if (status == FV_OK)
+    fv_status status = merge_views(&call, o_states, lse_states, o, lse, views, err);
+    if (status == FV_OK && ctx->cuda)
+        status = fv__cuda_merge_rows(ctx, &call.job, o->shape[0], stream, err);
+    else if (status == FV_OK)
         fv__ops_split(ctx, merge_rows, &call, o->shape[0],
                       (num_states + 1) * o->shape[1] *
                           fv__dtype_bytes(call.job.o.dtype, o->shape[2]));
@@ -393,22 +389,38 @@ static fv_status check_copies(const copy_call *call, fv_error *err)
     return FV_OK;
 }
 
+static fv__cuda_pages on_device(const pages *p)
+{
+    return (fv__cuda_pages){ p->data,
+                             p->page_stride,
+                             p->num_tokens,
+                             p->token_stride,
+                             { p->extent[0], p->extent[1] },
+                             { p->stride[0], p->stride[1] },
+                             p->width };
+}
+
+static fv_status copy_on_device(fv_ctx *ctx, const copy_call *call, fv_stream stream, fv_error *err)
+{
+    const fv__cuda_pages both[2] = { on_device(&call->pages[0]), on_device(&call->pages[1]) };
+    return fv__cuda_copy_pages(ctx, both, call->copies, call->num_copies, stream, err);
+}
+
 static int64_t token_bytes(const pages *p) { return p->extent[0] * p->extent[1] * p->width / 8; }
 
 fv_status fv_copy_pages(fv_ctx *ctx, const fv_tensor *k, const fv_tensor *v, const fv_copy *copies,
                         int64_t num_copies, fv_stream stream, fv_error *err)
 {
-    (void)stream;
     if (!ctx) return fv__fail(err, FV_E_INVALID, "ctx", 0, 0, "ctx is NULL");
     if (num_copies < 0 || (num_copies && !copies))
         return fv__fail(err, FV_E_INVALID, "num_copies", num_copies, 0,
                         "num_copies is %lld and copies %s", (long long)num_copies,
                         copies ? "is given" : "NULL");
-    FV_TRY(fv__ops_cpu_only(ctx, "fv_copy_pages", err));
     copy_call call = { .copies = copies, .num_copies = num_copies };
     FV_TRY(check_pages(&call, 0, k, "k", err));
     FV_TRY(check_pages(&call, 1, v, "v", err));
     FV_TRY(check_copies(&call, err));
+    if (ctx->cuda) return copy_on_device(ctx, &call, stream, err);
     if (num_copies)
         fv__ops_split(ctx, copy_slices, &call, call.pages[0].num_tokens + call.pages[1].num_tokens,
                       num_copies *

@@ -22,16 +22,20 @@ fv_status fv__ops_rows(const fv_tensor *t, const char *field, int64_t heads, int
 fv_status fv__rotary_init(const fv_rope_desc *desc, const char *field, int32_t width,
                           fv__rotary *out, fv_error *err);
 
-/* Positions lie within +-2^30; the array has an entry for each of `rows`. */
-fv_status fv__positions_check(const fv_index *positions, const char *field, int64_t rows,
-                              fv_error *err);
+/* Is this array read by kernels, where the caller has it on the device? */
+static inline bool fv__ops_on_device(const fv_ctx *ctx, const fv_index *x)
+{
+    return ctx->cuda && x->device;
+}
+
+/* Positions lie within +-2^30 where the host can see them; the array has an entry for each of
+ * `rows`. On a GPU the device's copy will do. */
+fv_status fv__positions_check(const fv_ctx *ctx, const fv_index *positions, const char *field,
+                              int64_t rows, fv_error *err);
 
 /* rows(job, first, last) over [0, n), cut so that each part is worth a thread; bytes: that one row
  * moves. */
 void fv__ops_split(fv_ctx *ctx, void (*rows)(const void *job, int64_t first, int64_t last),
                    const void *job, int64_t n, int64_t bytes);
-
-/* These calls have no kernel on the device of this context. */
-fv_status fv__ops_cpu_only(const fv_ctx *ctx, const char *call, fv_error *err);
 
 #endif

@@ -390,7 +390,8 @@ FV_API fv_status fv_supports(fv_ctx *ctx, const fv_problem *problem, const fv_pl
 /* Exact bytes of a plan with these maxima; monotone in each. Never blocks. */
 FV_API fv_status fv_plan_sizes(fv_ctx *ctx, const fv_problem *problem, const fv_plan_desc *limits, fv_sizes *out, fv_error *err);
 
-/* Compiles what these problems need, now; the next fv_plan_create finds it ready. Blocks. */
+/* Compiles what these problems need, now; the next fv_plan_create finds it ready. On a GPU also what fv_append, fv_rope, fv_merge and fv_copy_pages need:
+ * else the first call of each compiles. Blocks. */
 FV_API fv_status fv_warm(fv_ctx *ctx, const fv_problem *const *problems, int64_t num_problems, const fv_plan_desc *limits, fv_error *err);
 
 /* Allocates everything that the plan will ever need, chooses kernel and grid, compiles. Blocks. The problem is copied (argument tensors are kept).
@@ -485,7 +486,10 @@ typedef struct fv_append_desc {
     uint64_t reserved[8];
 } fv_append_desc;
 
-/* Allocates nothing on a GPU. Values beyond the range of an 8-bit type saturate; NaN stays NaN where the type has one. CPU: blocks. GPU: launches. */
+/* Values beyond the range of an 8-bit type saturate; NaN stays NaN where the type has one. CPU: blocks. GPU: launches, allocates nothing there. Index
+ * arrays that have a `device` pointer are read by the kernel, in the order of the stream, so a captured call follows them; host values beside
+ * them are upper bounds that are checked now. Host arrays alone are taken along by the call (FV_E_NOT_READY while the stream is captured).
+ * Rows past the last live row offset are left out. */
 FV_API fv_status fv_append(fv_ctx *ctx, const fv_append_desc *desc, fv_stream stream, fv_error *err);
 
 /* Merges partial states (o_s [rows, heads, dim], lse_s [rows, heads] f32) of the same rows over disjoint keys:

@@ -2,6 +2,7 @@
 /* cuda.c -- a context on a GPU: device, compiler, error word. */
 #include "cuda.h"
 
+#include "ops.h"
 #include "state.h"
 
 #include <stdio.h>
@@ -34,6 +35,7 @@ static fv_status open_parts(fv_ctx *ctx, struct fv__cuda *c, int ordinal, fv_err
     FV_TRY(fv__jit_cache_open(&desc, &c->cache, err));
     FV_TRY(fv__cuda_jit_open(c->device, c->cache, &ctx->log, &c->jit, err));
     FV_TRY(fv__cuda_stream_create(c->device, &c->stream, err));
+    FV_TRY(fv__cuda_ops_open(c, err));
     return open_faults(c, err);
 }
 
@@ -52,6 +54,7 @@ void fv__cuda_close(fv_ctx *ctx)
 {
     struct fv__cuda *c = ctx->cuda;
     ctx->cuda = NULL;
+    fv__cuda_ops_close(c);
     if (c->jit) fv__cuda_jit_close(&c->jit);
     if (c->cache) fv__jit_cache_close(&c->cache);
     if (c->device) {
@@ -63,18 +66,19 @@ void fv__cuda_close(fv_ctx *ctx)
     fv__ctx_free(ctx, c, sizeof *c);
 }
 
-/* Kernels write the host's copy with ordinary stores, the count last; see `fault` in the kernels. */
+/* Kernels write the host's copy with ordinary stores, the count last; see `fault` in the kernels. What an append met while it read tables on the host
+ * is in the context's own word: that is the first one, where the device's is empty. */
 void fv__cuda_faults(fv_ctx *ctx, fv__faults *out, int clear)
 {
     struct fv__cuda *c = ctx->cuda;
     volatile const d_faults *seen = c->faults_host;
-    *out = (fv__faults){ .count = seen->count };
+    const int64_t count = seen->count, of_host = __atomic_load_n(&ctx->faults.count, __ATOMIC_ACQUIRE);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    out->what = seen->what;
-    out->request = seen->request;
-    out->slot = seen->slot;
-    out->value = seen->value;
+    if (count) *out = (fv__faults){ .what = seen->what, .request = seen->request, .slot = seen->slot, .value = seen->value };
+    else *out = ctx->faults;
+    out->count = count + of_host;
     if (!clear) return;
+    ctx->faults = (fv__faults){ 0 };
     memset(c->faults_host, 0, sizeof *c->faults_host);
     fv__cuda_fill_bytes(c->device, c->faults, 0, sizeof(d_faults), c->stream, NULL);
 }

@@ -16,6 +16,7 @@ struct fv__cuda {
     d_faults *faults_host;              /* pinned: what they tell the host */
     CUdeviceptr faults_mapped;          /* the same, as kernels address it */
     CUstream stream;                    /* for the library's own few calls */
+    struct fv__cuda_ops *ops;           /* ops.c */
 };
 
 fv__attend_device fv__cuda_limits(const fv__cuda_facts *facts);
