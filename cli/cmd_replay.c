@@ -238,12 +238,16 @@ static void show(progress *p, const replay *r)
 {
     char about[96];
     const scheduler *q = &r->scheduler;
-    int64_t all = 0;
-    for (int64_t i = 0; i < r->trace.count && p->shown; i++)
-        all += r->trace.requests[i].input + r->trace.requests[i].output;
+    int64_t input = 0, output = 0;
+    for (int64_t i = 0; i < r->trace.count && p->shown; i++) {
+        input += r->trace.requests[i].input;
+        output += r->trace.requests[i].output;
+    }
     snprintf(about, sizeof about, "%lld of %lld requests, %lld steps, %.0f tokens/s", (long long)q->finished, (long long)r->trace.count,
              (long long)r->num_steps, r->clock > 0 ? (double)r->rows / r->clock : 0);
-    progress_show(p, all ? (double)(r->rows + q->hit_tokens) / (double)all : 0, about);
+    /* A token of output costs more than one of input: both parts count alike. */
+    const double share = (double)(r->rows - q->generated + q->hit_tokens) / (double)max_i64(input, 1);
+    progress_show(p, (share < 1 ? share : 1) / 2 + (double)q->generated / (double)max_i64(output, 1) / 2, about);
 }
 
 static fv_status serve_all(replay *r, serve *engine, fv_cache *cache, FILE *json, bool want_picture, fv_error *err)
