@@ -308,9 +308,9 @@ def test_batch_prefill_custom_mask(lib, rng, packed):
     wanted = reference_batch(q, qo, pages.k, pages.v, mask=masks, window_left=12)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
-    with pytest.raises(ValueError, match="custom_mask"):
-        wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, q_data_type="float32",
-                     custom_mask=lib.bools(flat[:-1]))
+    for wrong, match in (({"custom_mask": lib.bools(flat[:-1])}, "custom_mask length"), ({"packed_custom_mask": lib.workspace()[:3]}, "packed_custom_mask length")):
+        with pytest.raises(ValueError, match=match):
+            wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, q_data_type="float32", **wrong)
 
 
 def test_batch_prefill_multi_item(lib, rng):

@@ -117,13 +117,17 @@ def single_prefill_with_kv_cache_with_jit_module(*args, **kwargs):
 
 def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
     """The bits of all requests, each from a byte border."""
-    if packed_custom_mask is not None:
-        return packed_custom_mask
     counts = (rows[1:] - rows[:-1]).astype(np.int64) * lengths
+    if packed_custom_mask is not None:
+        wanted = int(((counts + 7) // 8).sum())
+        if packed_custom_mask.shape[0] != wanted:
+            raise ValueError(f"packed_custom_mask length {packed_custom_mask.shape[0]} differs from the {wanted} bytes of the requests (rows x keys of each, "
+                             "each from a byte border)")
+        return packed_custom_mask
     indptr = np.concatenate(([0], np.cumsum(counts)))
     flat = custom_mask.reshape(-1)
     if flat.shape[0] != indptr[-1]:
-        raise ValueError(f"custom_mask has {flat.shape[0]} entries; the requests have {int(indptr[-1])} (rows x keys of each)")
+        raise ValueError(f"custom_mask length {flat.shape[0]} differs from the {int(indptr[-1])} entries of the requests (rows x keys of each)")
     return segment_packbits(flat, indptr, bitorder="little")[0]
 
 
