@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch_text.c -- see batch_text.h. A line is cut into words at blanks; the first is the statement. */
+/* batch_text.c -- see batch_text.h. A line is cut into words at blanks; the first is the
+ * statement. */
 #include "batch_text.h"
 #include "cli.h"
 
@@ -16,7 +17,7 @@ typedef struct reader {
     char text[MAX_LINE];                /* the line, cut up */
     char *words[MAX_WORDS];
     int num_words;
-    unsigned seen;                      /* statements that may come once: bit by place in the table */
+    unsigned seen;                    /* statements that may come once: bit by place in the table */
 } reader;
 
 static bool expected(reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -36,7 +37,8 @@ static bool expected(reader *r, const char *format, ...)
 static bool is_name(const char *s)
 {
     const size_t n = strlen(s);
-    return n > 0 && n < BATCH_NAME && strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == n;
+    return n > 0 && n < BATCH_NAME &&
+           strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == n;
 }
 
 /* "key=value" with this key: the value, else NULL. */
@@ -54,8 +56,8 @@ static bool read_heads(reader *r)
     char *slash = r->num_words == 2 ? strchr(r->words[1], '/') : NULL;
     if (slash)
         *slash = 0;
-    if (!slash || !cli_int(r->words[1], 1, 1024, &b->q_heads) || !cli_int(slash + 1, 1, 1024, &b->kv_heads) ||
-        b->q_heads % b->kv_heads)
+    if (!slash || !cli_int(r->words[1], 1, 1024, &b->q_heads) ||
+        !cli_int(slash + 1, 1, 1024, &b->kv_heads) || b->q_heads % b->kv_heads)
         return expected(r, "heads Q/KV, like heads 32/8, Q a multiple of KV, both at most 1024");
     return true;
 }
@@ -94,14 +96,16 @@ static bool read_variant(reader *r)
     if (b->num_variants == BATCH_MAX_VARIANTS)
         return expected(r, "at most %d variants", BATCH_MAX_VARIANTS);
     if (r->num_words < 2 || !is_name(r->words[1]) || r->num_words - 2 > BATCH_MAX_ARGS)
-        return expected(r, "variant NAME [PARAMETER=NUMBER ...], at most %d parameters", BATCH_MAX_ARGS);
+        return expected(r, "variant NAME [PARAMETER=NUMBER ...], at most %d parameters",
+                        BATCH_MAX_ARGS);
     batch_variant *v = &b->variants[b->num_variants++];
     snprintf(v->name, sizeof v->name, "%s", r->words[1]);
     for (int i = 2; i < r->num_words; i++) {
         char *equals = strchr(r->words[i], '=');
         if (equals)
             *equals = 0;
-        if (!equals || !is_name(r->words[i]) || !cli_real(equals + 1, -1e300, 1e300, &v->numbers[v->num_args]))
+        if (!equals || !is_name(r->words[i]) ||
+            !cli_real(equals + 1, -1e300, 1e300, &v->numbers[v->num_args]))
             return expected(r, "PARAMETER=NUMBER behind the variant's name");
         snprintf(v->arg_names[v->num_args++], BATCH_NAME, "%s", r->words[i]);
     }
@@ -153,11 +157,15 @@ static bool read_request(reader *r)
     batch_request q = { .rows = -1, .keys = -1, .count = -1, .run = -1, .line = r->line };
     for (int i = 1; i < r->num_words; i++)
         if (!read_request_word(r, &q, r->words[i]))
-            return expected(r, "rows=N, keys=N, count=N or begins=RUN (a run named above), each once, not \"%.60s\"", r->words[i]);
+            return expected(r,
+                            "rows=N, keys=N, count=N or begins=RUN (a run named above), each once, "
+                            "not \"%.60s\"",
+                            r->words[i]);
     if (q.rows < 0 || q.keys < 0)
         return expected(r, "request rows=N keys=N [begins=RUN] [count=N]");
     if (q.run >= 0 && b->runs[q.run].keys > q.keys)
-        return expected(r, "at least %lld keys: the request begins with run %s", (long long)b->runs[q.run].keys, b->runs[q.run].name);
+        return expected(r, "at least %lld keys: the request begins with run %s",
+                        (long long)b->runs[q.run].keys, b->runs[q.run].name);
     q.count = max_i64(q.count, 1);
     if (b->num_requests == b->room) {
         b->room = b->room ? 2 * b->room : 64;
@@ -172,9 +180,14 @@ static const struct {
     bool (*read)(reader *r);
     bool once;
 } statements[] = {
-    { "heads", read_heads, true },     { "dim", read_dim, true },         { "dtype", read_dtype, true },
-    { "kv-dtype", read_kv_dtype, true }, { "page-size", read_page_size, true }, { "variant", read_variant, false },
-    { "run", read_run, false },        { "request", read_request, false },
+    { "heads", read_heads, true },
+    { "dim", read_dim, true },
+    { "dtype", read_dtype, true },
+    { "kv-dtype", read_kv_dtype, true },
+    { "page-size", read_page_size, true },
+    { "variant", read_variant, false },
+    { "run", read_run, false },
+    { "request", read_request, false },
 };
 
 static bool read_statement(reader *r)
@@ -187,7 +200,9 @@ static bool read_statement(reader *r)
         r->seen |= 1u << i;
         return statements[i].read(r);
     }
-    return expected(r, "heads, dim, dtype, kv-dtype, page-size, variant, run or request, not \"%.60s\"", r->words[0]);
+    return expected(
+        r, "heads, dim, dtype, kv-dtype, page-size, variant, run or request, not \"%.60s\"",
+        r->words[0]);
 }
 
 /* ---- lines ---- */
@@ -203,7 +218,8 @@ static bool cut_line(reader *r, const char *line, size_t size)
     r->text[size] = 0;
     r->num_words = 0;
     char *rest;
-    for (char *word = strtok_r(r->text, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
+    for (char *word = strtok_r(r->text, " \t\r", &rest); word;
+         word = strtok_r(NULL, " \t\r", &rest)) {
         if (r->num_words == MAX_WORDS)
             return expected(r, "at most %d words on a line", MAX_WORDS);
         r->words[r->num_words++] = word;
@@ -219,7 +235,8 @@ static bool check_whole(reader *r)
     for (int i = 0; i < b->num_runs; i++) {
         r->line = b->runs[i].line;
         if (b->runs[i].keys % b->page_size)
-            return expected(r, "keys to be a multiple of the page size %lld", (long long)b->page_size);
+            return expected(r, "keys to be a multiple of the page size %lld",
+                            (long long)b->page_size);
         if ((pages += b->runs[i].keys / b->page_size) > BATCH_MAX_PAGES)
             return expected(r, "at most %d pages in all", BATCH_MAX_PAGES);
     }
@@ -230,7 +247,8 @@ static bool check_whole(reader *r)
         rows += q->count * q->rows;
         pages += q->count * div_up(q->keys, b->page_size);
         if (requests > BATCH_MAX_REQUESTS || rows > BATCH_MAX_ROWS || pages > BATCH_MAX_PAGES)
-            return expected(r, "at most %d requests, %d rows and %d pages in all", BATCH_MAX_REQUESTS, BATCH_MAX_ROWS, BATCH_MAX_PAGES);
+            return expected(r, "at most %d requests, %d rows and %d pages in all",
+                            BATCH_MAX_REQUESTS, BATCH_MAX_ROWS, BATCH_MAX_PAGES);
     }
     return true;
 }
@@ -254,7 +272,9 @@ static bool read_lines(reader *r, const char *text, size_t size)
 
 bool batch_text_read(const char *text, size_t size, batch_text *out, batch_text_error *err)
 {
-    *out = (batch_text){ .q_heads = 32, .kv_heads = 8, .dim_qk = 128, .page_size = 16, .dtype = "bf16" };
+    *out = (batch_text){
+        .q_heads = 32, .kv_heads = 8, .dim_qk = 128, .page_size = 16, .dtype = "bf16"
+    };
     reader r = { .out = out, .err = err };
     if (!read_lines(&r, text, size)) {
         batch_text_free(out);
@@ -301,7 +321,8 @@ void batch_text_unfold(const batch_text *b, batch_arrays *out)
     for (int64_t i = 0; i < b->num_requests; i++)
         for (int64_t k = 0; k < b->requests[i].count; k++, n++) {
             const batch_request *q = &b->requests[i];
-            const int64_t shared = q->run >= 0 ? b->runs[q->run].keys / b->page_size : 0, pages = div_up(q->keys, b->page_size);
+            const int64_t shared = q->run >= 0 ? b->runs[q->run].keys / b->page_size : 0,
+                          pages = div_up(q->keys, b->page_size);
             for (int64_t p = 0; p < pages; p++)
                 out->page_ids[entry++] = p < shared ? run_first[q->run] + (int32_t)p : next++;
             out->lengths[n] = (int32_t)q->keys;

@@ -10,7 +10,8 @@
  *     run system keys=4096            a named run of pages that requests may begin with
  *     request rows=1 keys=4160 begins=system count=16
  *
- * One statement a line; what follows # is a comment. Strict: what is not known is refused with its line.
+ * One statement a line; what follows # is a comment. Strict: what is not known is refused with
+ * its line.
  */
 #ifndef BATCH_TEXT_H
 #define BATCH_TEXT_H

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bounds.c -- see bounds.h. Both measurements take the best of several rounds: a bound is what can be reached, not what is usual. */
+/* bounds.c -- see bounds.h. Both measurements take the best of several rounds: a bound is what can
+ * be reached, not what is usual. */
 #include "bounds.h"
 #include "memory.h"
 
@@ -41,8 +42,8 @@ static void *run_member(void *arg)
     return NULL;
 }
 
-/* Seconds from the first start to the last end; creating threads is not counted. Fewer threads than asked for end the process:
- * a bound that is too low would be a lie. */
+/* Seconds from the first start to the last end; creating threads is not counted. Fewer threads than
+ * asked for end the process: a bound that is too low would be a lie. */
 static double on_threads(int count, void (*fn)(void *arg, int i), void *arg)
 {
     member *members = need((size_t)count, sizeof *members);
@@ -119,7 +120,8 @@ static void read_part(void *arg, int i)
 {
     const read_job *j = arg;
     const int64_t share = j->bytes / j->threads / 64 * 64;
-    const char *at = j->data + i * share, *end = i == j->threads - 1 ? j->data + j->bytes : at + share;
+    const char *at = j->data + i * share,
+               *end = i == j->threads - 1 ? j->data + j->bytes : at + share;
     for (int n = 0; n < j->times; n++)
         read_range(at, end);
 }
@@ -131,7 +133,8 @@ double bounds_read_time(const void *data, int64_t bytes, int threads)
     return on_threads(threads, read_part, &job) / job.times;
 }
 
-/* Twice the last-level cache, but at least 256 MiB and at most a quarter of the free memory or 1 GiB. */
+/* Twice the last-level cache, but at least 256 MiB and at most a quarter of the free memory or
+ * 1 GiB. */
 static int64_t read_set_size(void)
 {
     const int64_t cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -147,7 +150,8 @@ static bool measure_read(bounds *b)
         return false;
     memset(set.data, 1, (size_t)b->read_set);
     for (int i = 0; i < 7; i++) {
-        const double rate = (double)b->read_set / bounds_read_time(set.data, b->read_set, b->threads);
+        const double rate =
+            (double)b->read_set / bounds_read_time(set.data, b->read_set, b->threads);
         b->read = rate > b->read ? rate : b->read;
     }
     memory_release(&set);
@@ -197,12 +201,14 @@ __attribute__((target("avx512f"))) static void multiply_avx512(int64_t rounds)
         sink += (uint64_t)_mm512_cvtss_f32(a[i]);
 }
 
-/* Eight tiles of 16 rows x 64 bytes. Constant memory: a compiler may think that only its first bytes are read. */
+/* Eight tiles of 16 rows x 64 bytes. Constant memory: a compiler may think that only its first
+ * bytes are read. */
 static const struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
     uint8_t rows[16];
-} tile_shape = { .palette = 1, .row_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 }, .rows = { 16, 16, 16, 16, 16, 16, 16, 16 } };
+} tile_shape = { .palette = 1, .row_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
+                 .rows = { 16, 16, 16, 16, 16, 16, 16, 16 } };
 
 /* 2 x 2 accumulators of 16 x 16; a round is 4 products of 16 x 32 and 32 x 16, on zeros. */
 __attribute__((target("amx-tile,amx-bf16"))) static void multiply_amx(int64_t rounds)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bounds.h -- what this machine can do at most, measured now: how fast memory is read, how fast it multiplies. */
+/* bounds.h -- what this machine can do at most, measured now: how fast memory is read, how fast it
+ * multiplies. */
 #ifndef BOUNDS_H
 #define BOUNDS_H
 
@@ -8,17 +9,19 @@
 
 typedef struct bounds {
     int threads;
-    double read;                        /* bytes/s, 0: not measured. A streaming read by all threads of a set larger than the last-level cache */
+    double read;                        /* bytes/s, 0: not measured. A streaming read by all threads
+                                           of a set larger than the last-level cache */
     int64_t read_set;                   /* bytes of that set */
     double flops;                       /* flop/s of the multiplier below, all threads */
     const char *multiplier;             /* "AMX bf16 tiles", "AVX-512 f32 FMA", ... */
 } bounds;
 
-/* Measures both. `tiles`: matrix tiles may be used for the types at hand (16-bit and 8-bit K and V). About a second. */
+/* Measures both. `tiles`: matrix tiles may be used for the types at hand (16-bit and 8-bit K and
+ * V). About a second. */
 bool bounds_measure(int threads, bool tiles, bounds *out);
 
-/* A streaming read of [data, data + bytes) by `threads` threads, in seconds; small sets are read several times in a row. Starting
- * the threads is not counted. */
+/* A streaming read of [data, data + bytes) by `threads` threads, in seconds; small sets are read
+ * several times in a row. Starting the threads is not counted. */
 double bounds_read_time(const void *data, int64_t bytes, int threads);
 
 /* Operations per second of the multiplier, measured for about 20 ms. */

@@ -14,7 +14,7 @@ enum { WIDTH = 960, HEIGHT = 260, LEFT = 84, RIGHT = 12, TOP = 12, BOTTOM = 44, 
 typedef struct column {
     double begin, end;                  /* of the x axis */
     double y[CHART_MAX_SERIES];
-    double covered;                     /* time that its intervals cover (CHART_MEAN), highest sum (CHART_HIGHEST) */
+    double covered; /* time that its intervals cover (CHART_MEAN), highest sum (CHART_HIGHEST) */
 } column;
 
 typedef struct plot {
@@ -34,12 +34,14 @@ void chart_number(double x, chart_unit unit, char *out, size_t size)
         x /= base;
     const int places = fabs(x) >= 100 ? 0 : fabs(x) >= 10 ? 1 : fabs(x) >= 1 ? 2 : 3;
     char digits[24];
-    int n = (int)min_i64((int64_t)sizeof digits - 1, snprintf(digits, sizeof digits, "%.*f", places, x));
+    int n = (int)min_i64((int64_t)sizeof digits - 1,
+                         snprintf(digits, sizeof digits, "%.*f", places, x));
     while (places && digits[n - 1] == '0')
         digits[--n] = 0;
     if (digits[n - 1] == '.')
         digits[--n] = 0;
-    snprintf(out, size, "%s%s%s", digits, unit == CHART_BYTES ? " " : "", unit == CHART_BYTES ? bytes[i] : plain[i]);
+    snprintf(out, size, "%s%s%s", digits, unit == CHART_BYTES ? " " : "",
+             unit == CHART_BYTES ? bytes[i] : plain[i]);
 }
 
 /* 1, 2 or 5 times a power of the base's step, so that about four of them reach `top`. */
@@ -49,7 +51,10 @@ static double nice_step(double top, chart_unit unit)
     const double rough = top / 4, power = pow(base, floor(log(rough) / log(base)));
     if (unit == CHART_BYTES)
         return rough / power > 1.25 ? 2 * power : power;
-    return rough / power > 5 ? 10 * power : rough / power > 2 ? 5 * power : rough / power > 1 ? 2 * power : power;
+    return rough / power > 5   ? 10 * power
+           : rough / power > 2 ? 5 * power
+           : rough / power > 1 ? 2 * power
+                               : power;
 }
 
 /* ---- folding intervals into columns ---- */
@@ -133,7 +138,10 @@ static void prepare(plot *p)
 
 /* ---- drawing ---- */
 
-static double at_x(const plot *p, double x) { return LEFT + PLOT_WIDTH * (x - p->x_first) / (p->x_last - p->x_first); }
+static double at_x(const plot *p, double x)
+{
+    return LEFT + PLOT_WIDTH * (x - p->x_first) / (p->x_last - p->x_first);
+}
 static double at_y(const plot *p, double y) { return TOP + PLOT_HEIGHT * (1 - y / p->y_top); }
 
 static void write_axes(FILE *out, const plot *p)
@@ -143,17 +151,22 @@ static void write_axes(FILE *out, const plot *p)
     for (int i = 0; i * p->y_step <= p->y_top * 1.0001; i++) {
         const double y = at_y(p, i * p->y_step);
         chart_number(i * p->y_step, p->chart->unit, text, sizeof text);
-        fprintf(out, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", LEFT, WIDTH - RIGHT, y, y);
-        fprintf(out, "<text class=\"axis\" x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", LEFT - 8, y + 4, text);
+        fprintf(out, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", LEFT,
+                WIDTH - RIGHT, y, y);
+        fprintf(out, "<text class=\"axis\" x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
+                LEFT - 8, y + 4, text);
     }
-    for (double x = ceil(p->x_first / x_step) * x_step; x <= p->x_last + 1e-9 * x_step; x += x_step) {
+    for (double x = ceil(p->x_first / x_step) * x_step; x <= p->x_last + 1e-9 * x_step;
+         x += x_step) {
         chart_number(fabs(x) < 1e-9 * x_step ? 0 : x, CHART_NUMBER, text, sizeof text);
-        fprintf(out, "<text class=\"axis\" x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", at_x(p, x),
-                HEIGHT - BOTTOM + 17, text);
+        fprintf(out, "<text class=\"axis\" x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
+                at_x(p, x), HEIGHT - BOTTOM + 17, text);
     }
-    fprintf(out, "<text class=\"axis name\" x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n", LEFT + PLOT_WIDTH / 2, HEIGHT - 8,
-            p->chart->x_label);
-    fprintf(out, "<text class=\"axis name\" transform=\"translate(14 %d) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
+    fprintf(out, "<text class=\"axis name\" x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
+            LEFT + PLOT_WIDTH / 2, HEIGHT - 8, p->chart->x_label);
+    fprintf(out,
+            "<text class=\"axis name\" transform=\"translate(14 %d) rotate(-90)\" "
+            "text-anchor=\"middle\">%s</text>\n",
             TOP + PLOT_HEIGHT / 2, p->chart->y_label);
 }
 
@@ -165,17 +178,20 @@ static double stacked(const column *c, int series)
     return sum;
 }
 
-/* The band between the sums of series 0..s-1 and 0..s, as steps: along the top, back along the bottom. */
+/* The band between the sums of series 0..s-1 and 0..s, as steps: along the top, back along the
+ * bottom. */
 static void write_band(FILE *out, const plot *p, int s)
 {
     fprintf(out, "<path class=\"s%d\" d=\"M", s + 1);
     for (int64_t i = 0; i < p->count; i++) {
         const double y = at_y(p, stacked(&p->columns[i], s));
-        fprintf(out, "%.1f %.1f %.1f %.1f ", at_x(p, p->columns[i].begin), y, at_x(p, p->columns[i].end), y);
+        fprintf(out, "%.1f %.1f %.1f %.1f ", at_x(p, p->columns[i].begin), y,
+                at_x(p, p->columns[i].end), y);
     }
     for (int64_t i = p->count; i-- > 0;) {
         const double y = at_y(p, stacked(&p->columns[i], s - 1));
-        fprintf(out, "%.1f %.1f %.1f %.1f ", at_x(p, p->columns[i].end), y, at_x(p, p->columns[i].begin), y);
+        fprintf(out, "%.1f %.1f %.1f %.1f ", at_x(p, p->columns[i].end), y,
+                at_x(p, p->columns[i].begin), y);
     }
     fprintf(out, "Z\"/>\n");
 }
@@ -189,8 +205,10 @@ static void write_hover(FILE *out, const plot *p)
         const double x = at_x(p, k->begin);
         chart_number(k->begin, CHART_NUMBER, from, sizeof from);
         chart_number(k->end, CHART_NUMBER, to, sizeof to);
-        fprintf(out, "<rect class=\"hit\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"><title>%s to %s %s", x, TOP,
-                fmax(at_x(p, k->end) - x, 0.5), PLOT_HEIGHT, from, to, c->x_unit);
+        fprintf(out,
+                "<rect class=\"hit\" x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\"><title>%s to "
+                "%s %s",
+                x, TOP, fmax(at_x(p, k->end) - x, 0.5), PLOT_HEIGHT, from, to, c->x_unit);
         for (int s = c->num_series; s-- > 0;) {
             chart_number(k->y[s], c->unit, text, sizeof text);
             fprintf(out, "\n%s: %s%s%s", c->series[s].name, text, c->unit == CHART_BYTES ? "" : " ",
@@ -211,7 +229,8 @@ void chart_write(FILE *out, const chart *c)
             fprintf(out, "<span><i class=\"s%d\"></i>%s</span>", s + 1, c->series[s].name);
         fputs("</p>", out);
     }
-    fprintf(out, "</figcaption>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">\n", WIDTH, HEIGHT, c->title);
+    fprintf(out, "</figcaption>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">\n",
+            WIDTH, HEIGHT, c->title);
     write_axes(out, &p);
     for (int s = 0; s < c->num_series && p.count; s++)
         write_band(out, &p, s);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* chart.h -- charts as inline SVG: values over intervals, stacked or alone. No script, no network; the page's style sheet gives colours
- * by class (s1..s4, grid, axis, hit), so that light and dark are the page's affair. */
+/* chart.h -- charts as inline SVG: values over intervals, stacked or alone. No script, no network;
+ * the page's style sheet gives colours by class (s1..s4, grid, axis, hit), so that light and dark
+ * are the page's affair. */
 #ifndef CHART_H
 #define CHART_H
 
@@ -21,7 +22,8 @@ typedef enum chart_fold {
 typedef struct chart {
     const char *title, *about;          /* about: a sentence under the title */
     const char *x_label, *y_label;      /* with units */
-    const char *x_unit, *y_unit;        /* behind numbers in hover texts; y_unit is not used with CHART_BYTES */
+    const char *x_unit, *y_unit;        /* behind numbers in hover texts; y_unit is not used with
+                                           CHART_BYTES */
     const double *begin, *end;          /* [count] intervals, ascending */
     int64_t count;
     int num_series;

@@ -37,19 +37,23 @@ typedef struct place {
     const int32_t *pages;
 } place;
 
-static void fail_at(const place *at, const char *what, int64_t head, int64_t key, double got, double want)
+static void fail_at(const place *at, const char *what, int64_t head, int64_t key, double got,
+                    double want)
 {
     if (at->c->failures++)
         return;
     snprintf(at->c->failure, sizeof at->c->failure,
-             "%s of request %lld (trace line %lld), position %lld, layer %d, head %lld, key %lld: %.7g, the definition says %.7g",
+             "%s of request %lld (trace line %lld), position %lld, layer %d, head %lld, key %lld: "
+             "%.7g, the definition says %.7g",
              what, (long long)at->s->step.requests[at->request]->index,
-             (long long)at->c->trace->requests[at->s->step.requests[at->request]->index].line, (long long)at->position,
-             at->layer, (long long)head, (long long)key, got, want);
+             (long long)at->c->trace->requests[at->s->step.requests[at->request]->index].line,
+             (long long)at->position, at->layer, (long long)head, (long long)key, got, want);
 }
 
-/* The first element that is further off than `relative` x |want| + `absolute`, or is no number; -1: none. */
-static int64_t first_off(const double *got, const double *want, int64_t count, double relative, double absolute)
+/* The first element that is further off than `relative` x |want| + `absolute`, or is no number; -1:
+ * none. */
+static int64_t first_off(const double *got, const double *want, int64_t count, double relative,
+                         double absolute)
 {
     for (int64_t i = 0; i < count; i++)
         if (!(fabs(got[i] - want[i]) <= relative * fabs(want[i]) + absolute))
@@ -62,30 +66,39 @@ static const layer_kind *kind_of(const place *at)
     return &at->s->config.geometry.kinds[geometry_kind(&at->s->config.geometry, at->layer)];
 }
 
-/* ---- inputs: what the cache and the turned queries hold, against the rows they were made from ---- */
+/* ---- inputs: what cache and turned queries hold, against what they were made from ---- */
 
-/* The row of a plane that a token is given, `head` of it, in double; turned when `position` >= 0. */
-static void source(const place *at, int plane, uint64_t token, int64_t head, int64_t position, double *out)
+/* The row of a plane that a token is given, `head` of it, in double; turned when `position` >=
+ * 0. */
+static void source(const place *at, int plane, uint64_t token, int64_t head, int64_t position,
+                   double *out)
 {
     const serve_plane *p = &at->s->planes[plane];
     const element_type *type = at->s->config.type;
     const int64_t row = (int64_t)(token % (uint64_t)at->s->source_rows);
     const layer_kind *kind = kind_of(at);
-    load_row(type, p->source.data + (row * p->stride + (int64_t)at->layer * LAYER_SHIFT + head * p->dim) * type->bytes, p->dim, out);
+    load_row(type,
+             p->source.data +
+                 (row * p->stride + (int64_t)at->layer * LAYER_SHIFT + head * p->dim) * type->bytes,
+             p->dim, out);
     if (position >= 0 && kind->rope.rotary_dim)
         definition_turn(out, kind->rope.rotary_dim / 2, kind->rope.interleaved,
                         at->s->frequencies[kind - at->s->config.geometry.kinds], position);
 }
 
 /* Rounding to `type` of values that were turned in f32. */
-static double rounding_floor(const element_type *type, double scale) { return 0.51 * type->step * scale + 4e-5; }
+static double rounding_floor(const element_type *type, double scale)
+{
+    return 0.51 * type->step * scale + 4e-5;
+}
 
 static void check_key(const place *at, const definition_cache *cache, int64_t key, int64_t kv_head)
 {
     const serve *s = at->s;
     const geometry *g = &s->config.geometry;
     const uint64_t token = trace_token(at->c->trace, s->step.requests[at->request]->index, key);
-    const double relative = 1.01 * cache->type->rounding, absolute = rounding_floor(cache->type, s->cache_scale);
+    const double relative = 1.01 * cache->type->rounding,
+                 absolute = rounding_floor(cache->type, s->cache_scale);
     double want[1024], got[1024];
     source(at, PLANE_K, token, kv_head, g->tail ? -1 : key, want);
     if (g->tail)
@@ -110,7 +123,8 @@ static void check_keys(const place *at, const definition_cache *cache)
     const int64_t first = window < 0 ? 0 : max_i64(0, at->position - window);
     check_key(at, cache, at->position, draw(at->c, cache->kv_heads));
     for (int i = 0; i < KEYS_PER_ROW; i++)
-        check_key(at, cache, first + draw(at->c, at->position - first + 1), draw(at->c, cache->kv_heads));
+        check_key(at, cache, first + draw(at->c, at->position - first + 1),
+                  draw(at->c, cache->kv_heads));
 }
 
 /* q of a row and head as the engine read it, checked against what it was turned from. */
@@ -119,14 +133,18 @@ static void load_query(const place *at, int64_t head, double *q)
     const serve *s = at->s;
     const geometry *g = &s->config.geometry;
     const element_type *type = s->config.type;
-    const int64_t dim = g->dim_qk - g->tail, width = g->tail ? g->tail : dim, first = g->tail ? dim : 0;
+    const int64_t dim = g->dim_qk - g->tail, width = g->tail ? g->tail : dim,
+                  first = g->tail ? dim : 0;
     double want[1024];
-    load_row(type, serve_plane_row(s, PLANE_Q, at->layer, at->row) + head * dim * type->bytes, dim, q);
+    load_row(type, serve_plane_row(s, PLANE_Q, at->layer, at->row) + head * dim * type->bytes, dim,
+             q);
     if (!kind_of(at)->rope.rotary_dim)
         return;
-    load_row(type, s->q_turned.data + ((at->row * g->q_heads + head) * width) * type->bytes, width, q + first);
+    load_row(type, s->q_turned.data + ((at->row * g->q_heads + head) * width) * type->bytes, width,
+             q + first);
     source(at, g->tail ? PLANE_Q_TAIL : PLANE_Q, s->step.tokens[at->row], head, at->position, want);
-    const int64_t i = first_off(q + first, want, width, 1.01 * type->rounding, rounding_floor(type, 1));
+    const int64_t i =
+        first_off(q + first, want, width, 1.01 * type->rounding, rounding_floor(type, 1));
     if (i >= 0)
         fail_at(at, "a turned query", head, at->position, q[first + i], want[i]);
 }
@@ -136,7 +154,8 @@ static void load_query(const place *at, int64_t head, double *q)
 /* What the types on the way may round: weights and outputs of 16 bits, sums of f32. */
 static double allowed(const serve *s)
 {
-    const double weights = s->config.cache_type->bytes == 1 ? 0x1p-8 : s->config.cache_type->rounding;
+    const double weights =
+        s->config.cache_type->bytes == 1 ? 0x1p-8 : s->config.cache_type->rounding;
     return 2 * fmax(s->config.type->rounding, weights) + 5e-5;
 }
 
@@ -148,7 +167,8 @@ static void check_head(const place *at, const definition_cache *cache, int64_t h
     const element_type *type = s->config.type;
     double q[1024], o[1024], magnitude[1024], lse, got[1024], got_lse;
     load_query(at, head, q);
-    const definition_row row = { .q = q, .scale = s->scale, .kv_head = head / (g->q_heads / g->kv_heads), .pages = at->pages,
+    const definition_row row = { .q = q, .scale = s->scale,
+                                 .kv_head = head / (g->q_heads / g->kv_heads), .pages = at->pages,
                                  .position = at->position, .window = kind_of(at)->window };
     definition_attend(cache, &row, o, magnitude, &lse);
 
@@ -171,8 +191,9 @@ static void check_head(const place *at, const definition_cache *cache, int64_t h
 static definition_cache cache_of(const serve *s, int layer)
 {
     const geometry *g = &s->config.geometry;
-    return (definition_cache){ .type = s->config.cache_type, .k = s->k[layer].data, .k_tail = s->k_tail[layer].data,
-                               .v = s->v[layer].data, .page_size = s->config.page_size, .kv_heads = g->kv_heads,
+    return (definition_cache){ .type = s->config.cache_type, .k = s->k[layer].data,
+                               .k_tail = s->k_tail[layer].data, .v = s->v[layer].data,
+                               .page_size = s->config.page_size, .kv_heads = g->kv_heads,
                                .dim_k = g->dim_qk - g->tail, .tail = g->tail, .dim_v = g->dim_v,
                                .k_scale = s->cache_scale, .v_scale = s->cache_scale };
 }
@@ -181,7 +202,8 @@ static void check_row(checker *c, const serve *s, int layer, int64_t row)
 {
     const int64_t request = s->step.row_request[row];
     const definition_cache cache = cache_of(s, layer);
-    const place at = { .c = c, .s = s, .row = row, .request = request, .position = s->step.positions[row], .layer = layer,
+    const place at = { .c = c, .s = s, .row = row, .request = request,
+                       .position = s->step.positions[row], .layer = layer,
                        .pages = serve_page_list(s, request) };
     check_keys(&at, &cache);
     for (int h = 0; h < HEADS_PER_ROW; h++)
@@ -207,7 +229,8 @@ static uint64_t hash_bytes(const char *at, int64_t count)
 static void digest_layer(checker *c, const serve *s, int layer)
 {
     const geometry *g = &s->config.geometry;
-    const int64_t o_bytes = (int64_t)g->q_heads * g->dim_v * s->config.type->bytes, lse_bytes = (int64_t)g->q_heads * 4;
+    const int64_t o_bytes = (int64_t)g->q_heads * g->dim_v * s->config.type->bytes,
+                  lse_bytes = (int64_t)g->q_heads * 4;
     for (int64_t i = 0; i < s->step.num_requests; i++) {
         const live_request *r = s->step.requests[i];
         const int64_t row = s->step.rows[i + 1] - 1;

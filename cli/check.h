@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.h -- is what was served right? Rows are drawn in every step and compared with the definition; outputs can be summed up
- * in a digest.
+/* check.h -- is what was served right? Rows are drawn in every step and compared with the
+ * definition; outputs can be summed up in a digest.
  *
  * For a drawn row of a drawn layer:
- *   - its turned query, its own new key and value, and some older keys and values are compared with what they were made from. A page
- *     that went to two owners, was evicted in use or matched the wrong prefix shows up here;
+ *   - its turned query, its own new key and value, and some older keys and values are compared with
+ *     what they were made from. A page that went to two owners, was evicted in use or matched the
+ *     wrong prefix shows up here;
  *   - its output and LSE, for two query heads, with the definition read from the pages.
- * The digest adds up a hash of every row that hands out a token, in every layer: two runs with the same bits have the same digest,
- * however they were scheduled.
+ * The digest adds up a hash of every row that hands out a token, in every layer: two runs with the
+ * same bits have the same digest, however they were scheduled.
  */
 #ifndef CHECK_H
 #define CHECK_H

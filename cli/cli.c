@@ -60,7 +60,8 @@ static void print_help(const char *usage, const cli_option *options)
     printf("  %-24s %s\n", "--help", "this text");
 }
 
-/* Is `word` one of the words of `choices`, which blanks divide? Answers the word in `choices`' own memory order. */
+/* Is `word` one of the words of `choices`, which blanks divide? Answers the word in `choices`' own
+ * memory order. */
 static bool is_choice(const char *choices, const char *word)
 {
     const size_t length = strlen(word);
@@ -85,11 +86,13 @@ static int set_option(const cli_option *o, char *text)
     case CLI_INT:
         if (cli_int(text, (int64_t)o->low, (int64_t)o->high, o->value))
             return CLI_GO_ON;
-        return cli_misuse("--%s %s: expected a whole number from %.0f to %.0f", o->name, text, o->low, o->high);
+        return cli_misuse("--%s %s: expected a whole number from %.0f to %.0f", o->name, text,
+                          o->low, o->high);
     case CLI_REAL:
         if (cli_real(text, o->low, o->high, o->value))
             return CLI_GO_ON;
-        return cli_misuse("--%s %s: expected a number from %g to %g", o->name, text, o->low, o->high);
+        return cli_misuse("--%s %s: expected a number from %g to %g", o->name, text, o->low,
+                          o->high);
     case CLI_CHOICE:
         if (is_choice(o->choices, text)) {
             *(const char **)o->value = text;
@@ -105,7 +108,9 @@ int cli_parse(const char *usage, const cli_option *options, int argc, char **arg
     struct option table[MAX_OPTIONS + 2] = { { 0 } };
     int n = 0;
     for (; options[n].name && n < MAX_OPTIONS; n++)
-        table[n] = (struct option){ options[n].name, options[n].arg ? required_argument : no_argument, NULL, 256 + n };
+        table[n] =
+            (struct option){ options[n].name, options[n].arg ? required_argument : no_argument,
+                             NULL, 256 + n };
     table[n] = (struct option){ "help", no_argument, NULL, 'h' };
 
     opterr = 0;
@@ -116,9 +121,11 @@ int cli_parse(const char *usage, const cli_option *options, int argc, char **arg
             return CLI_OK;
         }
         if (c == ':')
-            return cli_misuse("%s: needs a value (see foveal %s --help)", argv[optind - 1], argv[0]);
+            return cli_misuse("%s: needs a value (see foveal %s --help)", argv[optind - 1],
+                              argv[0]);
         if (c < 256)
-            return cli_misuse("%s: no such option (see foveal %s --help)", argv[optind - 1], argv[0]);
+            return cli_misuse("%s: no such option (see foveal %s --help)", argv[optind - 1],
+                              argv[0]);
         const int code = set_option(&options[c - 256], optarg);
         if (code != CLI_GO_ON)
             return code;
@@ -130,7 +137,8 @@ int cli_parse(const char *usage, const cli_option *options, int argc, char **arg
 int cli_open(const cli_device *device, fv_ctx **ctx)
 {
     fv_error err = { 0 };
-    const fv_open_desc desc = { .device = device->device, .cpu_isa = device->cpu, .num_threads = (int32_t)device->threads };
+    const fv_open_desc desc = { .device = device->device, .cpu_isa = device->cpu,
+                                .num_threads = (int32_t)device->threads };
     if (fv_open(&desc, ctx, &err) == FV_OK)
         return CLI_OK;
     cli_failed("cannot open the device", &err);
@@ -162,7 +170,8 @@ void *need(size_t count, size_t size)
 void *need_more(void *memory, size_t count, size_t size)
 {
     size_t bytes;
-    void *more = __builtin_mul_overflow(count, size, &bytes) ? NULL : realloc(memory, bytes ? bytes : 1);
+    void *more =
+        __builtin_mul_overflow(count, size, &bytes) ? NULL : realloc(memory, bytes ? bytes : 1);
     if (!more) {
         cli_fail("out of memory: %zu x %zu bytes", count, size);
         exit(CLI_FAILED);
@@ -186,7 +195,8 @@ bool cli_real(const char *text, double low, double high, double *out)
     char *end;
     errno = 0;
     const double x = strtod(text, &end);
-    if (errno || end == text || *end || isspace((unsigned char)text[0]) || !isfinite(x) || x < low || x > high)
+    if (errno || end == text || *end || isspace((unsigned char)text[0]) || !isfinite(x) ||
+        x < low || x > high)
         return false;
     *out = x;
     return true;

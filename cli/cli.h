@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cli.h -- what the sub-commands of `foveal` share: exit codes, messages, options, files, time.
  *
- * A command is a function of (argc, argv) that returns an exit code. Its options are a table: parsing, --help and the
- * checks of ranges come from that table. Memory that runs out ends the process here with a message (need): a command
- * has nothing to save.
+ * A command is a function of (argc, argv) that returns an exit code. Its options are a table:
+ * parsing, --help and the checks of ranges come from that table. Memory that runs out ends the
+ * process here with a message (need): a command has nothing to save.
  */
 #ifndef CLI_H
 #define CLI_H
@@ -14,8 +14,9 @@
 
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1,                     /* the work failed: a check, a device, a file that cannot be written */
-    CLI_USAGE = 2,                      /* what was asked makes no sense: options, malformed input */
+    CLI_FAILED = 1,                     /* the work failed: a check, a device, a file that cannot be
+                                           written */
+    CLI_USAGE = 2,                     /* what was asked makes no sense: options, malformed input */
 };
 
 typedef struct cli_command {
@@ -56,8 +57,8 @@ typedef struct cli_option {
 
 #define CLI_GO_ON (-1)
 
-/* Reads options; *first becomes the index of the first argument that is none. CLI_GO_ON, or the exit code (--help: 0). `usage` is
- * printed in front of the table by --help. */
+/* Reads options; *first becomes the index of the first argument that is none. CLI_GO_ON, or the
+ * exit code (--help: 0). `usage` is printed in front of the table by --help. */
 int cli_parse(const char *usage, const cli_option *options, int argc, char **argv, int *first);
 
 /* Options that every command with a context takes. */
@@ -66,13 +67,17 @@ typedef struct cli_device {
     int64_t threads;
 } cli_device;
 
-#define CLI_DEVICE_OPTIONS(d)                                                                                          \
-    { "device", "NAME", "cpu or cuda:N (default: FV_DEVICE, else cpu)", CLI_TEXT, &(d).device, 0, 0, NULL },           \
-    { "threads", "N", "CPU workers (default: all CPUs of this process)", CLI_INT, &(d).threads, 1, 4096, NULL },       \
+#define CLI_DEVICE_OPTIONS(d)                                                                     \
+    { "device", "NAME", "cpu or cuda:N (default: FV_DEVICE, else cpu)",                           \
+      CLI_TEXT, &(d).device, 0, 0, NULL },                                                        \
+    { "threads", "N", "CPU workers (default: all CPUs of this process)",                          \
+      CLI_INT, &(d).threads, 1, 4096, NULL },                                                     \
     { "cpu", "ISA", "highest CPU level: scalar, avx2, avx512, ...", CLI_TEXT, &(d).cpu, 0, 0, NULL }
 
-int cli_open(const cli_device *device, fv_ctx **ctx);       /* CLI_OK, or prints and returns the exit code */
-int cli_threads(const cli_device *device);                  /* how many threads a CPU context of it has */
+int cli_open(const cli_device *device, fv_ctx **ctx);       /* CLI_OK, or prints and returns the
+                                                               exit code */
+int cli_threads(const cli_device *device);                  /* how many threads a CPU context of it
+                                                               has */
 
 /* ---- small things ---- */
 
@@ -80,11 +85,13 @@ void *need(size_t count, size_t size);                      /* zeroed; never NUL
 void *need_more(void *memory, size_t count, size_t size);   /* realloc; never NULL */
 bool cli_int(const char *text, int64_t low, int64_t high, int64_t *out);
 bool cli_real(const char *text, double low, double high, double *out);
-char *cli_read_file(const char *path, size_t *size);        /* NUL behind the end; NULL: errno says why */
+char *cli_read_file(const char *path, size_t *size);        /* NUL behind the end; NULL: errno says
+                                                               why */
 FILE *cli_create(const char *path);                         /* "-": standard output */
 bool cli_close(FILE *file);                                 /* false: something was not written */
-double cli_now(void);                                       /* seconds of a clock that never jumps */
-int64_t cli_available_memory(void);                         /* bytes that may be used without swapping */
+double cli_now(void);                                      /* seconds of a clock that never jumps */
+int64_t cli_available_memory(void);                         /* bytes that may be used without
+                                                               swapping */
 
 /* A mixer with full avalanche; chain hashes by mixing a state with the next value. */
 static inline uint64_t mix64(uint64_t state, uint64_t value)

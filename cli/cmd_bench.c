@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_bench.c -- foveal bench: shapes whose limits are known, timed beside those limits.
  *
- * A case has candidates: two ways of the engine, or one, and a physical limit measured with the same clock. They take turns
- * (A B C, C B A, ...), so that a machine that slows down slows all of them, and medians are compared. A result is one row:
- * ours, a peer, the bound, all in one unit. Rows can be appended to bench/results.csv.
+ * A case has candidates: two ways of the engine, or one, and a physical limit measured with the
+ * same clock. They take turns (A B C, C B A, ...), so that a machine that slows down slows all of
+ * them, and medians are compared. A result is one row: ours, a peer, the bound, all in one unit.
+ * Rows can be appended to bench/results.csv.
  */
 #include "bounds.h"
 #include "progress.h"
@@ -63,7 +64,7 @@ static double time_plan(void *arg)
 }
 
 typedef struct read_floor {
-    const workload *w;                  /* reads as many bytes as its plan has to, from its own K and V */
+    const workload *w; /* reads as many bytes as its plan has to, from its own K and V */
     int threads;
 } read_floor;
 
@@ -71,7 +72,8 @@ static double time_read(void *arg)
 {
     const read_floor *f = arg;
     const int64_t half = (int64_t)(f->w->bytes / 2);
-    return bounds_read_time(f->w->k.data, half, f->threads) + bounds_read_time(f->w->v.data, half, f->threads);
+    return bounds_read_time(f->w->k.data, half, f->threads) +
+           bounds_read_time(f->w->v.data, half, f->threads);
 }
 
 typedef struct multiply_floor {
@@ -129,16 +131,19 @@ static void print_row(const result *r)
     print_number(high, sizeof high, r->high);
     if (r->bound > 0) {
         print_number(bound, sizeof bound, r->bound);
-        snprintf(share, sizeof share, "%.0f %%", 100 * (r->rate ? r->ours / r->bound : r->bound / r->ours));
+        snprintf(share, sizeof share, "%.0f %%",
+                 100 * (r->rate ? r->ours / r->bound : r->bound / r->ours));
     }
     if (r->peer) {
         char value[32];
         print_number(value, sizeof value, r->peer_value);
-        snprintf(peer, sizeof peer, "%s %s (%.2f x)", r->peer, value, r->rate ? r->ours / r->peer_value : r->peer_value / r->ours);
+        snprintf(peer, sizeof peer, "%s %s (%.2f x)", r->peer, value,
+                 r->rate ? r->ours / r->peer_value : r->peer_value / r->ours);
     }
     char spread[80];
     snprintf(spread, sizeof spread, "%s..%s", low, high);
-    printf("%-38s %-8s %10s  %-20s %10s %6s  %s\n", r->name, r->unit, ours, spread, bound, share, peer);
+    printf("%-38s %-8s %10s  %-20s %10s %6s  %s\n", r->name, r->unit, ours, spread, bound, share,
+           peer);
     fflush(stdout);
 }
 
@@ -146,8 +151,8 @@ static void write_csv(bench *b, const result *r)
 {
     if (!b->csv)
         return;
-    fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%.6g,%s,", b->date, b->commit_name, b->device_name, r->goal, r->name, r->unit, r->ours,
-            r->peer ? r->peer : "");
+    fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%.6g,%s,", b->date, b->commit_name, b->device_name, r->goal,
+            r->name, r->unit, r->ours, r->peer ? r->peer : "");
     if (r->peer)
         fprintf(b->csv, "%.6g", r->peer_value);
     fputc(',', b->csv);
@@ -158,9 +163,11 @@ static void write_csv(bench *b, const result *r)
 
 static void write_json(bench *b, const result *r)
 {
-    json_t *o = b->json ? json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:s*, s:f, s:f}", "date", b->date, "commit", b->commit_name,
-                                    "device", b->device_name, "goal", r->goal, "case", r->name, "unit", r->unit, "ours", r->ours,
-                                    "p10", r->low, "p90", r->high, "peer", r->peer, "peer_value", r->peer_value, "bound", r->bound)
+    json_t *o = b->json ? json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:f, s:f, s:f, s:s*, s:f, s:f}",
+                                    "date", b->date, "commit", b->commit_name, "device",
+                                    b->device_name, "goal", r->goal, "case", r->name, "unit",
+                                    r->unit, "ours", r->ours, "p10", r->low, "p90", r->high, "peer",
+                                    r->peer, "peer_value", r->peer_value, "bound", r->bound)
                         : NULL;
     if (o) {
         json_dumpf(o, b->json, JSON_COMPACT | JSON_REAL_PRECISION(9));
@@ -181,7 +188,8 @@ static void report(bench *b, const result *r)
 /* Times of a candidate in a unit: x = per / seconds for rates, seconds x per for times. */
 static void set_ours(result *r, candidate *c, double per, bool rate)
 {
-    const double low = sample_percentile(&c->times, 10), middle = sample_percentile(&c->times, 50), high = sample_percentile(&c->times, 90);
+    const double low = sample_percentile(&c->times, 10), middle = sample_percentile(&c->times, 50),
+                 high = sample_percentile(&c->times, 90);
     r->rate = rate;
     r->ours = rate ? per / middle : per * middle;
     r->low = rate ? per / high : per * low;
@@ -198,7 +206,10 @@ static void free_candidates(candidate *c, int n)
 
 /* ---- cases ---- */
 
-static bool wanted(const bench *b, const char *name) { return !b->filter || strstr(name, b->filter); }
+static bool wanted(const bench *b, const char *name)
+{
+    return !b->filter || strstr(name, b->filter);
+}
 
 /* Room for workloads of these bytes, with a margin for everybody else. */
 static bool fits(const char *name, int64_t bytes)
@@ -217,11 +228,13 @@ static int32_t *constant(int64_t n, int32_t x)
     return a;
 }
 
-/* Decode of n requests of L keys in bf16 beside a streaming read of the same bytes; int8 beside bf16. */
+/* Decode of n requests of L keys in bf16 beside a streaming read of the same bytes; int8 beside
+ * bf16. */
 static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, bool quantised)
 {
     int32_t *rows = constant(n, 1), *lengths = constant(n, length);
-    workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths };
+    workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
+                           .num_requests = n, .rows = rows, .lengths = lengths };
     workload full, small = { 0 };
     bool good = true;
     if (fits(name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
@@ -229,14 +242,19 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, b
         desc.kv_dtype = "int8";
         good = good && (!quantised || workload_open(b->ctx, &desc, &small));
         read_floor floors[] = { { &full, b->threads }, { &small, b->threads } };
-        candidate c[] = { { time_run, &full, { 0 } }, { time_read, &floors[0], { 0 } }, { time_run, &small, { 0 } }, { time_read, &floors[1], { 0 } } };
+        candidate c[] = { { time_run, &full, { 0 } },
+                          { time_read, &floors[0], { 0 } },
+                          { time_run, &small, { 0 } },
+                          { time_read, &floors[1], { 0 } } };
         good = good && take_turns(b, c, quantised ? 4 : 2);
         if (good && quantised) {
-            result r = { .goal = "18a", .name = name, .unit = "ms", .peer = "own bf16", .peer_value = 1e3 * median(&c[0]), .bound = 1e3 * median(&c[3]) };
+            result r = { .goal = "18a", .name = name, .unit = "ms", .peer = "own bf16",
+                         .peer_value = 1e3 * median(&c[0]), .bound = 1e3 * median(&c[3]) };
             set_ours(&r, &c[2], 1e3, false);
             report(b, &r);
         } else if (good) {
-            result r = { .goal = "18a", .name = name, .unit = "GB/s", .bound = full.bytes / 1e9 / median(&c[1]) };
+            result r = { .goal = "18a", .name = name, .unit = "GB/s",
+                         .bound = full.bytes / 1e9 / median(&c[1]) };
             set_ours(&r, &c[0], full.bytes / 1e9, true);
             report(b, &r);
         }
@@ -252,14 +270,17 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, b
 /* One causal prompt beside the fastest multiplier. */
 static bool prefill_case(bench *b, const char *name, int32_t length)
 {
-    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = 1, .rows = &length, .lengths = &length };
+    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = 1,
+                                 .rows = &length, .lengths = &length };
     workload w;
     bool good = workload_open(b->ctx, &desc, &w);
     multiply_floor floor = { w.flops, b->threads };
     candidate c[] = { { time_run, &w, { 0 } }, { time_multiply, &floor, { 0 } } };
     good = good && take_turns(b, c, 2);
     if (good) {
-        result r = { .goal = "18b", .name = name, .unit = "GFLOP/s", .bound = w.flops / 1e9 / median(&c[1]) };
+        result r = {
+            .goal = "18b", .name = name, .unit = "GFLOP/s", .bound = w.flops / 1e9 / median(&c[1])
+        };
         set_ours(&r, &c[0], w.flops / 1e9, true);
         report(b, &r);
     }
@@ -268,7 +289,8 @@ static bool prefill_case(bench *b, const char *name, int32_t length)
     return good;
 }
 
-/* Two ways of the engine and the floor of the first: milliseconds. `rates`: also a row for the peer's rate of reading. */
+/* Two ways of the engine and the floor of the first: milliseconds. `rates`: also a row for the
+ * peer's rate of reading. */
 typedef struct pair {
     const char *goal, *name, *peer;
     workload_desc ours, other;
@@ -276,16 +298,20 @@ typedef struct pair {
     bool rates;
 } pair;
 
-static void report_pair(bench *b, const pair *p, candidate *c, const workload *ours, const workload *other)
+static void report_pair(bench *b, const pair *p, candidate *c, const workload *ours,
+                        const workload *other)
 {
     char name[64];
-    result r = { .goal = p->goal, .name = p->name, .unit = "ms", .peer = p->peer, .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
+    result r = { .goal = p->goal, .name = p->name, .unit = "ms", .peer = p->peer,
+                 .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
     set_ours(&r, &c[0], 1e3, false);
     report(b, &r);
     if (!p->rates)
         return;
     snprintf(name, sizeof name, "%s off", p->name);
-    result rate = { .goal = p->goal, .name = name, .unit = "GB/s", .bound = ours->bytes / 1e9 / median(&c[2]) };
+    result rate = {
+        .goal = p->goal, .name = name, .unit = "GB/s", .bound = ours->bytes / 1e9 / median(&c[2])
+    };
     set_ours(&rate, &c[1], other->asked_bytes / 1e9, true);
     report(b, &rate);
 }
@@ -296,7 +322,9 @@ static bool pair_case(bench *b, const pair *p)
     bool good = workload_open(b->ctx, &p->ours, &ours) && workload_open(b->ctx, &p->other, &other);
     read_floor reading = { &ours, b->threads };
     multiply_floor multiplying = { ours.flops, b->threads };
-    candidate c[] = { { time_run, &ours, { 0 } }, { time_run, &other, { 0 } }, { time_read, &reading, { 0 } } };
+    candidate c[] = { { time_run, &ours, { 0 } },
+                      { time_run, &other, { 0 } },
+                      { time_read, &reading, { 0 } } };
     if (p->prefill)
         c[2] = (candidate){ time_multiply, &multiplying, { 0 } };
     good = good && take_turns(b, c, 3);
@@ -318,8 +346,12 @@ static bool skew_case(bench *b, const char *name, int32_t q_heads, int32_t kv_he
         harmonic += 1.0 / (i + 1);
     for (int i = N - 1; i >= 0; i--)
         left -= zipf[i] = i ? (int32_t)lround(TOTAL / (harmonic * (i + 1))) : left;
-    const workload_desc flat = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = N, .rows = rows, .lengths = even };
-    pair p = { .goal = "5", .name = name, .peer = "own constant lengths", .ours = flat, .other = flat };
+    const workload_desc flat = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128,
+                                 .page_size = 16, .num_requests = N, .rows = rows,
+                                 .lengths = even };
+    pair p = {
+        .goal = "5", .name = name, .peer = "own constant lengths", .ours = flat, .other = flat
+    };
     p.ours.lengths = zipf;
     const bool good = pair_case(b, &p);
     free(rows);
@@ -327,13 +359,16 @@ static bool skew_case(bench *b, const char *name, int32_t q_heads, int32_t kv_he
     return good;
 }
 
-/* n requests that share 4096 keys and have 64 of their own: prefix found and read once, against every request reading all. */
+/* n requests that share 4096 keys and have 64 of their own: prefix found and read once, against
+ * every request reading all. */
 static bool prefix_case(bench *b, const char *name, int64_t n, int32_t q_heads, int32_t kv_heads)
 {
     int32_t *rows = constant(n, 1), *lengths = constant(n, 4096 + 64);
-    const workload_desc off = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths,
-                                .prefix = n > 1 ? 4096 : 0 };
-    pair p = { .goal = "12", .name = name, .peer = "own sharing off", .ours = off, .other = off, .rates = true };
+    const workload_desc off = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128,
+                                .page_size = 16, .num_requests = n, .rows = rows,
+                                .lengths = lengths, .prefix = n > 1 ? 4096 : 0 };
+    pair p = { .goal = "12", .name = name, .peer = "own sharing off", .ours = off, .other = off,
+               .rates = true };
     p.ours.sharing = true;
     const bool good = pair_case(b, &p);
     free(rows);
@@ -346,8 +381,10 @@ static bool pages_case(bench *b, const char *name, int32_t page_size, bool prefi
 {
     const int64_t n = prefill ? 1 : 8;
     int32_t *lengths = constant(n, prefill ? 2048 : 4096), *rows = constant(n, prefill ? 2048 : 1);
-    const workload_desc ragged = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = n, .rows = rows, .lengths = lengths };
-    pair p = { .goal = "7", .name = name, .peer = "own contiguous", .ours = ragged, .other = ragged, .prefill = prefill };
+    const workload_desc ragged = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = n,
+                                   .rows = rows, .lengths = lengths };
+    pair p = { .goal = "7", .name = name, .peer = "own contiguous", .ours = ragged, .other = ragged,
+               .prefill = prefill };
     p.ours.page_size = page_size;
     const bool good = pair_case(b, &p);
     free(rows);
@@ -359,7 +396,8 @@ static bool pages_case(bench *b, const char *name, int32_t page_size, bool prefi
 static bool invariant_case(bench *b, const char *name, int64_t n, int32_t length)
 {
     int32_t *lengths = constant(n, length), *rows = constant(n, 1);
-    const workload_desc fast = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths };
+    const workload_desc fast = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
+                                 .num_requests = n, .rows = rows, .lengths = lengths };
     pair p = { .goal = "16", .name = name, .peer = "own fastest", .ours = fast, .other = fast };
     p.ours.invariant = true;
     const bool good = pair_case(b, &p);
@@ -374,7 +412,8 @@ static bool plan_case(bench *b, const char *name, int64_t n, int32_t rows_each, 
     int32_t *rows = constant(n, rows_each), *lengths = constant(n, rows_each);
     for (int64_t i = 0; i < n && ragged; i++)
         lengths[i] = (int32_t)(16 + mix64(11, (uint64_t)i) % 2032);
-    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16, .num_requests = n, .rows = rows, .lengths = lengths,
+    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
+                                 .num_requests = n, .rows = rows, .lengths = lengths,
                                  .no_tensors = true };
     workload w;
     bool good = workload_open(b->ctx, &desc, &w);
@@ -394,8 +433,14 @@ static bool plan_case(bench *b, const char *name, int64_t n, int32_t rows_each, 
 
 static bool decode_8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, false); }
 static bool decode_1(bench *b, const char *name) { return decode_case(b, name, 1, 4096, false); }
-static bool decode_8_int8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, true); }
-static bool decode_1_int8(bench *b, const char *name) { return decode_case(b, name, 1, 4096, true); }
+static bool decode_8_int8(bench *b, const char *name)
+{
+    return decode_case(b, name, 8, 32768, true);
+}
+static bool decode_1_int8(bench *b, const char *name)
+{
+    return decode_case(b, name, 1, 4096, true);
+}
 static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048); }
 static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192); }
 static bool decode_page_1(bench *b, const char *name) { return pages_case(b, name, 1, false); }
@@ -492,7 +537,8 @@ static void run_cases(bench *b)
 {
     progress bar = progress_begin();
     if (b->json != stdout)
-        printf("%s\n%-38s %-8s %10s  %-20s %10s %6s  %s\n", b->device_name, "case", "unit", "median", "p10..p90", "bound", "share", "peer");
+        printf("%s\n%-38s %-8s %10s  %-20s %10s %6s  %s\n", b->device_name, "case", "unit",
+               "median", "p10..p90", "bound", "share", "peer");
     for (int i = 0; i < NUM_CASES; i++)
         if (wanted(b, cases[i].name)) {
             bar.last = 0;
@@ -520,10 +566,14 @@ int cmd_bench(int argc, char **argv)
     const cli_option options[] = {
         { "filter", "TEXT", "only cases whose name holds TEXT", CLI_TEXT, &b.filter, 0, 0, NULL },
         { "list", NULL, "name the cases", CLI_FLAG, &list, 0, 0, NULL },
-        { "seconds", "X", "measure each case for X seconds (2)", CLI_REAL, &b.seconds, 0, 3600, NULL },
-        { "csv", "FILE", "append rows: date,commit,device,goal,case,unit,ours,peer,peer_value,bound", CLI_TEXT, &csv, 0, 0, NULL },
-        { "json", "FILE", "one JSON object a row (-: standard output, no table)", CLI_TEXT, &json, 0, 0, NULL },
-        { "commit", "NAME", "what the rows say was measured (git's answer)", CLI_TEXT, &b.commit, 0, 0, NULL },
+        { "seconds", "X", "measure each case for X seconds (2)",
+          CLI_REAL, &b.seconds, 0, 3600, NULL },
+        { "csv", "FILE", "append rows to a table like bench/results.csv",
+          CLI_TEXT, &csv, 0, 0, NULL },
+        { "json", "FILE", "one JSON object a row (-: standard output, no table)",
+          CLI_TEXT, &json, 0, 0, NULL },
+        { "commit", "NAME", "what the rows say was measured (git's answer)",
+          CLI_TEXT, &b.commit, 0, 0, NULL },
         CLI_DEVICE_OPTIONS(b.device),
         { 0 },
     };
@@ -551,7 +601,8 @@ int cmd_bench(int argc, char **argv)
         if (b.failures)
             code = cli_fail("%d cases failed", b.failures);
         else if (b.rows == 0)
-            code = cli_misuse("no case's name holds \"%s\"; --list names them", b.filter ? b.filter : "");
+            code = cli_misuse("no case's name holds \"%s\"; --list names them",
+                              b.filter ? b.filter : "");
     }
     if (b.csv && !cli_close(b.csv))
         code = cli_fail("%s could not be written", csv);

@@ -10,7 +10,8 @@ int cmd_info(int argc, char **argv)
     bool markdown = false, json = false;
     int first;
     const cli_option options[] = {
-        { "markdown", NULL, "as markdown (docs/info.md holds this)", CLI_FLAG, &markdown, 0, 0, NULL },
+        { "markdown", NULL, "as markdown (docs/info.md holds this)",
+          CLI_FLAG, &markdown, 0, 0, NULL },
         { "json", NULL, "as JSON", CLI_FLAG, &json, 0, 0, NULL },
         CLI_DEVICE_OPTIONS(device),
         { 0 },

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_plan.c -- foveal plan FILE: how a batch is cut into pieces and shared out, in words and as a picture. */
+/* cmd_plan.c -- foveal plan FILE: how a batch is cut into pieces and shared out, in words and as a
+ * picture. */
 #include "batch_text.h"
 #include "cli.h"
 
@@ -40,30 +41,35 @@ static fv_problem problem_of(const batch_text *b, variant_uses *v)
         const batch_variant *from = &b->variants[i];
         for (int j = 0; j < from->num_args; j++)
             v->args[i][j] = (fv_arg){ .name = from->arg_names[j], .number = from->numbers[j] };
-        v->uses[i] = (fv_variant_use){ .name = from->name, .args = v->args[i], .num_args = from->num_args };
+        v->uses[i] =
+            (fv_variant_use){ .name = from->name, .args = v->args[i], .num_args = from->num_args };
     }
-    return (fv_problem){ .q = b->dtype, .k = b->kv_dtype, .v = b->kv_dtype, .o = b->dtype, .num_q_heads = (int32_t)b->q_heads,
-                         .num_kv_heads = (int32_t)b->kv_heads, .dim_qk = (int32_t)b->dim_qk, .dim_v = (int32_t)b->dim_v,
+    return (fv_problem){ .q = b->dtype, .k = b->kv_dtype, .v = b->kv_dtype, .o = b->dtype,
+                         .num_q_heads = (int32_t)b->q_heads, .num_kv_heads = (int32_t)b->kv_heads,
+                         .dim_qk = (int32_t)b->dim_qk, .dim_v = (int32_t)b->dim_v,
                          .variants = v->uses, .num_variants = b->num_variants };
 }
 
 static fv_plan_desc limits_of(const batch_arrays *a, const plan_options *o)
 {
-    return (fv_plan_desc){ .max_requests = a->num_requests, .max_rows = a->total_rows, .max_kv_tokens = a->total_keys,
-                           .max_pages = max_i64(a->total_pages, 1), .splits = (int32_t)o->splits, .workers = (int32_t)o->workers,
-                           .chunk = (int32_t)o->chunk, .invariant = o->invariant,
-                           .sharing = strcmp(o->sharing, "find") ? FV_SHARING_OFF : FV_SHARING_FIND };
+    return (fv_plan_desc){ .max_requests = a->num_requests, .max_rows = a->total_rows,
+                           .max_kv_tokens = a->total_keys, .max_pages = max_i64(a->total_pages, 1),
+                           .splits = (int32_t)o->splits, .workers = (int32_t)o->workers,
+                           .chunk = (int32_t)o->chunk, .invariant = o->invariant, .sharing =
+                               strcmp(o->sharing, "find") ? FV_SHARING_OFF : FV_SHARING_FIND };
 }
 
-static fv_status make_plan(fv_ctx *ctx, const batch_text *b, const batch_arrays *a, const plan_options *o, fv_plan **plan,
-                           fv_error *err)
+static fv_status make_plan(fv_ctx *ctx, const batch_text *b, const batch_arrays *a,
+                           const plan_options *o, fv_plan **plan, fv_error *err)
 {
     variant_uses variants;
     const fv_problem problem = problem_of(b, &variants);
     const fv_plan_desc limits = limits_of(a, o);
     const fv_batch batch = {
-        .num_requests = a->num_requests, .rows = fv_i32(a->rows, a->num_requests + 1), .lengths = fv_i32(a->lengths, a->num_requests),
-        .pages = { .page_size = (int32_t)b->page_size, .num_pages = a->num_pages, .indptr = fv_i32(a->page_indptr, a->num_requests + 1),
+        .num_requests = a->num_requests, .rows = fv_i32(a->rows, a->num_requests + 1),
+        .lengths = fv_i32(a->lengths, a->num_requests),
+        .pages = { .page_size = (int32_t)b->page_size, .num_pages = a->num_pages,
+                   .indptr = fv_i32(a->page_indptr, a->num_requests + 1),
                    .ids = fv_i32(a->page_ids, a->total_pages) },
     };
     const fv_status status = fv_plan_create(ctx, &problem, &limits, plan, err);
@@ -117,16 +123,22 @@ int cmd_plan(int argc, char **argv)
     plan_options o = { .sharing = "off" };
     int first;
     const cli_option options[] = {
-        { "svg", "FILE", "also draw it: time down, workers across (-: standard output, no text)", CLI_TEXT, &o.svg, 0, 0, NULL },
+        { "svg", "FILE", "also draw it: time down, workers across (-: standard output, no text)",
+          CLI_TEXT, &o.svg, 0, 0, NULL },
         { "workers", "N", "use at most N workers", CLI_INT, &o.workers, 1, 65536, NULL },
-        { "splits", "N", "cut the keys of each row tile into N parts (as the balance needs)", CLI_INT, &o.splits, 1, 65536, NULL },
-        { "sharing", "off|find", "find prefixes that requests share (off)", CLI_CHOICE, &o.sharing, 0, 0, "off find" },
-        { "invariant", NULL, "cut at fixed places, so that neighbours change no bits", CLI_FLAG, &o.invariant, 0, 0, NULL },
+        { "splits", "N", "cut the keys of each row tile into N parts (as the balance needs)",
+          CLI_INT, &o.splits, 1, 65536, NULL },
+        { "sharing", "off|find", "find prefixes that requests share (off)",
+          CLI_CHOICE, &o.sharing, 0, 0, "off find" },
+        { "invariant", NULL, "cut at fixed places, so that neighbours change no bits",
+          CLI_FLAG, &o.invariant, 0, 0, NULL },
         { "chunk", "N", "keys of such a part (1024)", CLI_INT, &o.chunk, 64, 1 << 24, NULL },
         CLI_DEVICE_OPTIONS(o.device),
         { 0 },
     };
-    int code = cli_parse("plan [OPTIONS] FILE\n\nFILE: a batch in words; docs/cli.md describes the format", options, argc, argv, &first);
+    int code =
+        cli_parse("plan [OPTIONS] FILE\n\nFILE: a batch in words; docs/cli.md describes the format",
+                  options, argc, argv, &first);
     if (code != CLI_GO_ON)
         return code;
     if (argc - first != 1)

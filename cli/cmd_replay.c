@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cmd_replay.c -- foveal replay: a real trace, served at the attention level.
  *
- * read the trace -> choose shapes and pool -> measure the machine's bounds -> step until all requests are served -> table, JSON, page.
- * A step: the scheduler gives out rows; their inputs are gathered; one plan for each kind of layer; then append and attention layer
- * by layer; drawn rows are compared with the definition; the serving clock moves on by the time of plan, append and attention.
+ * read the trace -> choose shapes and pool -> measure the machine's bounds -> step until all
+ * requests are served -> table, JSON, page.
+ * A step: the scheduler gives out rows; their inputs are gathered; one plan for each kind of layer;
+ * then append and attention layer by layer; drawn rows are compared with the definition; the
+ * serving clock moves on by the time of plan, append and attention.
  */
 #include "progress.h"
 #include "replay.h"
@@ -16,14 +18,16 @@
 typedef struct replay_options {
     cli_device device;
     const char *model, *heads, *dtype, *kv_dtype, *sharing, *prefix, *bounds, *json, *report;
-    int64_t dim, dim_v, window, layers, requests, max_length, token_budget, max_requests, page_size, pages, seed, check;
+    int64_t dim, dim_v, window, layers, requests, max_length, token_budget, max_requests, page_size,
+        pages, seed, check;
     double speed;
     bool invariant, digest;
 } replay_options;
 
 static const replay_options defaults = {
-    .model = "llama-3.1-8b", .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on", .dim = 128, .window = -1, .requests = 64, .max_length = 1 << 25,
-    .token_budget = 2048, .max_requests = 256, .page_size = 16, .seed = 1, .check = 2,
+    .model = "llama-3.1-8b", .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on",
+    .dim = 128, .window = -1, .requests = 64, .max_length = 1 << 25, .token_budget = 2048,
+    .max_requests = 256, .page_size = 16, .seed = 1, .check = 2,
 };
 
 /* ---- options ---- */
@@ -31,42 +35,64 @@ static const replay_options defaults = {
 static int parse(int argc, char **argv, replay_options *o, int *first)
 {
     const cli_option options[] = {
-        { "model", "NAME", "geometry: " GEOMETRY_NAMES, CLI_CHOICE, &o->model, 0, 0, GEOMETRY_NAMES },
-        { "heads", "Q/KV", "geometry by hand: query heads / KV heads, with --dim", CLI_TEXT, &o->heads, 0, 0, NULL },
+        { "model", "NAME", "geometry: " GEOMETRY_NAMES,
+          CLI_CHOICE, &o->model, 0, 0, GEOMETRY_NAMES },
+        { "heads", "Q/KV", "geometry by hand: query heads / KV heads, with --dim",
+          CLI_TEXT, &o->heads, 0, 0, NULL },
         { "dim", "N", "by hand: width of a head (128)", CLI_INT, &o->dim, 1, 576, NULL },
         { "dim-v", "N", "by hand: width of a value (as --dim)", CLI_INT, &o->dim_v, 1, 576, NULL },
-        { "window", "N", "by hand: keys that a row sees before itself (all)", CLI_INT, &o->window, 0, 1 << 24, NULL },
-        { "layers", "N", "layers to serve (2, or as many as show every kind)", CLI_INT, &o->layers, 1, 1024, NULL },
-        { "requests", "N", "take the first N of the trace (64; 0: all)", CLI_INT, &o->requests, 0, 1e9, NULL },
-        { "max-length", "N", "leave out requests of more than N tokens (none)", CLI_INT, &o->max_length, 1, 1 << 25, NULL },
-        { "speed", "X", "honour arrival times, X times as fast (0: all are there at once)", CLI_REAL, &o->speed, 0, 1e9, NULL },
-        { "token-budget", "N", "tokens computed in a step at most (2048)", CLI_INT, &o->token_budget, 1, 1 << 20, NULL },
-        { "max-requests", "N", "requests that run at once at most (256)", CLI_INT, &o->max_requests, 1, 1 << 16, NULL },
+        { "window", "N", "by hand: keys that a row sees before itself (all)",
+          CLI_INT, &o->window, 0, 1 << 24, NULL },
+        { "layers", "N", "layers to serve (2, or as many as show every kind)",
+          CLI_INT, &o->layers, 1, 1024, NULL },
+        { "requests", "N", "take the first N of the trace (64; 0: all)",
+          CLI_INT, &o->requests, 0, 1e9, NULL },
+        { "max-length", "N", "leave out requests of more than N tokens (none)",
+          CLI_INT, &o->max_length, 1, 1 << 25, NULL },
+        { "speed", "X", "honour arrival times, X times as fast (0: all are there at once)",
+          CLI_REAL, &o->speed, 0, 1e9, NULL },
+        { "token-budget", "N", "tokens computed in a step at most (2048)",
+          CLI_INT, &o->token_budget, 1, 1 << 20, NULL },
+        { "max-requests", "N", "requests that run at once at most (256)",
+          CLI_INT, &o->max_requests, 1, 1 << 16, NULL },
         { "page-size", "N", "tokens in a page (16)", CLI_INT, &o->page_size, 1, 1 << 20, NULL },
-        { "pages", "N", "pages in the pool (what the requests need, at most half of the free memory)", CLI_INT, &o->pages, 1, 1 << 30, NULL },
-        { "dtype", "TYPE", "of queries, outputs, new keys and values: " ELEMENT_NAMES " (bf16)", CLI_CHOICE, &o->dtype, 0, 0, ELEMENT_NAMES },
-        { "kv-dtype", "TYPE", "of the cache: " ELEMENT_CACHE_NAMES " (as --dtype)", CLI_CHOICE, &o->kv_dtype, 0, 0, ELEMENT_CACHE_NAMES },
-        { "sharing", "off|find", "read a prefix that requests share once for all of them (off)", CLI_CHOICE, &o->sharing, 0, 0, "off find" },
-        { "prefix", "on|off", "keep and find prefixes by the trace's block hashes (on)", CLI_CHOICE, &o->prefix, 0, 0, "on off" },
-        { "invariant", NULL, "the same bits for a request whatever runs beside it", CLI_FLAG, &o->invariant, 0, 0, NULL },
-        { "digest", NULL, "sum up the bits of all outputs that hand out a token", CLI_FLAG, &o->digest, 0, 0, NULL },
-        { "check", "N", "rows compared with the definition in each step (2)", CLI_INT, &o->check, 0, 1000, NULL },
-        { "bounds", "on|off", "measure what this machine can do at most, beside it (on)", CLI_CHOICE, &o->bounds, 0, 0, "on off" },
+        { "pages", "N", "pages in the pool (as the requests need, at most half of free memory)",
+          CLI_INT, &o->pages, 1, 1 << 30, NULL },
+        { "dtype", "TYPE", "of queries, outputs, new keys and values: " ELEMENT_NAMES " (bf16)",
+          CLI_CHOICE, &o->dtype, 0, 0, ELEMENT_NAMES },
+        { "kv-dtype", "TYPE", "of the cache: " ELEMENT_CACHE_NAMES " (as --dtype)",
+          CLI_CHOICE, &o->kv_dtype, 0, 0, ELEMENT_CACHE_NAMES },
+        { "sharing", "off|find", "read a prefix that requests share once for all of them (off)",
+          CLI_CHOICE, &o->sharing, 0, 0, "off find" },
+        { "prefix", "on|off", "keep and find prefixes by the trace's block hashes (on)",
+          CLI_CHOICE, &o->prefix, 0, 0, "on off" },
+        { "invariant", NULL, "the same bits for a request whatever runs beside it",
+          CLI_FLAG, &o->invariant, 0, 0, NULL },
+        { "digest", NULL, "sum up the bits of all outputs that hand out a token",
+          CLI_FLAG, &o->digest, 0, 0, NULL },
+        { "check", "N", "rows compared with the definition in each step (2)",
+          CLI_INT, &o->check, 0, 1000, NULL },
+        { "bounds", "on|off", "measure what this machine can do at most, beside it (on)",
+          CLI_CHOICE, &o->bounds, 0, 0, "on off" },
         { "seed", "N", "of the random numbers (1)", CLI_INT, &o->seed, 0, 1e15, NULL },
-        { "json", "FILE", "one JSON object a line: steps, then a summary (-: standard output)", CLI_TEXT, &o->json, 0, 0, NULL },
+        { "json", "FILE", "one JSON object a line: steps, then a summary (-: standard output)",
+          CLI_TEXT, &o->json, 0, 0, NULL },
         { "report", "FILE", "write a page with charts", CLI_TEXT, &o->report, 0, 0, NULL },
         CLI_DEVICE_OPTIONS(o->device),
         { 0 },
     };
-    return cli_parse("replay [OPTIONS] TRACE\n\nTRACE: Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake JSONL", options,
-                     argc, argv, first);
+    return cli_parse("replay [OPTIONS] TRACE\n\nTRACE: Azure CSV "
+                     "(TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake JSONL",
+                     options, argc, argv, first);
 }
 
 static int choose_geometry(const replay_options *o, geometry *out)
 {
     const char *why;
     if (!o->heads)
-        return geometry_find(o->model, out) ? CLI_OK : cli_misuse("--model %s: expected one of: %s", o->model, GEOMETRY_NAMES);
+        return geometry_find(o->model, out)
+                   ? CLI_OK
+                   : cli_misuse("--model %s: expected one of: %s", o->model, GEOMETRY_NAMES);
     if (geometry_by_hand(o->heads, o->dim, o->dim_v, o->window, out, &why))
         return CLI_OK;
     return cli_misuse("--heads %s: expected %s", o->heads, why);
@@ -79,20 +105,22 @@ static int configure(replay *r, const replay_options *o)
     if (code != CLI_OK)
         return code;
     if (o->layers > c->geometry.layers)
-        return cli_misuse("--layers %lld: %s has %d", (long long)o->layers, c->geometry.name, c->geometry.layers);
+        return cli_misuse("--layers %lld: %s has %d", (long long)o->layers, c->geometry.name,
+                          c->geometry.layers);
     c->layers = o->layers ? (int)o->layers : geometry_default_layers(&c->geometry);
     c->type = element_find(o->dtype);
     c->cache_type = element_find(o->kv_dtype ? o->kv_dtype : o->dtype);
     c->page_size = o->page_size;
     c->token_budget = o->token_budget;
-    c->max_requests = min_i64(o->max_requests, o->token_budget);        /* every running request gets its row */
+    c->max_requests = min_i64(o->max_requests, o->token_budget);    /* all that run get a row */
     c->sharing = strcmp(o->sharing, "find") == 0;
     c->invariant = o->invariant;
     c->seed = (uint64_t)o->seed;
     r->no_prefix = strcmp(o->prefix, "off") == 0;
     r->scheduling.speed = o->speed;
     r->where = o->device;
-    r->device = o->device.device ? o->device.device : getenv("FV_DEVICE") ? getenv("FV_DEVICE") : "cpu";
+    const char *device = o->device.device ? o->device.device : getenv("FV_DEVICE");
+    r->device = device ? device : "cpu";
     return CLI_OK;
 }
 
@@ -103,7 +131,8 @@ static int read_trace(replay *r, const replay_options *o)
     char *text = cli_read_file(r->path, &size);
     if (!text)
         return cli_misuse("%s: %s", r->path, strerror(errno));
-    const bool good = trace_read(text, size, o->requests ? o->requests : INT64_MAX, o->max_length, &r->trace, &problem);
+    const bool good = trace_read(text, size, o->requests ? o->requests : INT64_MAX, o->max_length,
+                                 &r->trace, &problem);
     free(text);
     if (!good)
         return cli_misuse("%s:%lld: %s", r->path, (long long)problem.line, problem.text);
@@ -120,7 +149,8 @@ static int descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* Sets max_length and max_kv_tokens; returns the pages that hold the requests that may run at once. */
+/* Sets max_length and max_kv_tokens; returns the pages that hold the requests that may run at
+ * once. */
 static int64_t measure_requests(replay *r)
 {
     serve_config *c = &r->config;
@@ -140,15 +170,21 @@ static int64_t measure_requests(replay *r)
 static int choose_pool(replay *r, int64_t given)
 {
     serve_config *c = &r->config;
-    const int64_t wanted = measure_requests(r), affordable = cli_available_memory() / 2 / serve_page_bytes(c);
+    const int64_t wanted = measure_requests(r),
+                  affordable = cli_available_memory() / 2 / serve_page_bytes(c);
     const int64_t longest = div_up(c->max_length, c->page_size);
     c->max_requests = min_i64(c->max_requests, r->trace.count);
     c->num_pages = given ? given : min_i64(wanted, max_i64(affordable, 1));
     if (c->num_pages < longest)
-        fprintf(stderr, "foveal: the longest request needs %lld pages, the pool has %lld%s: such requests will be rejected\n",
-                (long long)longest, (long long)c->num_pages, given ? "" : " (half of the free memory; --layers makes pages smaller)");
-    r->scheduling = (scheduler_config){ .token_budget = c->token_budget, .max_requests = c->max_requests, .page_size = c->page_size,
-                                        .num_pages = c->num_pages, .speed = r->scheduling.speed, .slide = -1 };
+        fprintf(stderr,
+                "foveal: the longest request needs %lld pages, the pool has %lld%s: such requests "
+                "will be rejected\n",
+                (long long)longest, (long long)c->num_pages,
+                given ? "" : " (half of the free memory; --layers makes pages smaller)");
+    r->scheduling = (scheduler_config){ .token_budget = c->token_budget,
+                                        .max_requests = c->max_requests, .page_size = c->page_size,
+                                        .num_pages = c->num_pages, .speed = r->scheduling.speed,
+                                        .slide = -1 };
     if (c->geometry.num_kinds == 1 && c->geometry.kinds[0].window >= 0)
         r->scheduling.slide = c->geometry.kinds[0].window;
     return CLI_OK;
@@ -171,7 +207,8 @@ static void record_load(replay *r, const serve *engine, const scheduler *q, repl
 {
     for (int64_t i = 0; i < engine->step.num_requests; i++) {
         const live_request *l = engine->step.requests[i];
-        *(l->known - l->done == 1 && l->generated > 0 ? &s->decode_rows : &s->prefill_rows) += l->rows;
+        const bool decodes = l->known - l->done == 1 && l->generated > 0;
+        *(decodes ? &s->decode_rows : &s->prefill_rows) += l->rows;
         r->longest = max_i64(r->longest, l->done + l->rows);
     }
     s->requests = engine->step.num_requests;
@@ -207,7 +244,8 @@ static void keep_plan(replay *r, const serve *engine, const replay_step *s)
     fv_plan_describe(engine->plans[0], "svg", r->heaviest_plan, size, NULL, NULL);
 }
 
-static fv_status one_step(replay *r, serve *engine, fv_cache *cache, bool want_picture, fv_error *err)
+static fv_status one_step(replay *r, serve *engine, fv_cache *cache, bool want_picture,
+                          fv_error *err)
 {
     scheduler *q = &r->scheduler;
     serve_result did;
@@ -243,14 +281,18 @@ static void show(progress *p, const replay *r)
         input += r->trace.requests[i].input;
         output += r->trace.requests[i].output;
     }
-    snprintf(about, sizeof about, "%lld of %lld requests, %lld steps, %.0f tokens/s", (long long)q->finished, (long long)r->trace.count,
-             (long long)r->num_steps, r->clock > 0 ? (double)r->rows / r->clock : 0);
+    snprintf(about, sizeof about, "%lld of %lld requests, %lld steps, %.0f tokens/s",
+             (long long)q->finished, (long long)r->trace.count, (long long)r->num_steps,
+             r->clock > 0 ? (double)r->rows / r->clock : 0);
     /* A token of output costs more than one of input: both parts count alike. */
-    const double share = (double)(r->rows - q->generated + q->hit_tokens) / (double)max_i64(input, 1);
-    progress_show(p, (share < 1 ? share : 1) / 2 + (double)q->generated / (double)max_i64(output, 1) / 2, about);
+    const double share =
+        (double)(r->rows - q->generated + q->hit_tokens) / (double)max_i64(input, 1);
+    const double out = (double)q->generated / (double)max_i64(output, 1);
+    progress_show(p, (share < 1 ? share : 1) / 2 + out / 2, about);
 }
 
-static fv_status serve_all(replay *r, serve *engine, fv_cache *cache, FILE *json, bool want_picture, fv_error *err)
+static fv_status serve_all(replay *r, serve *engine, fv_cache *cache, FILE *json, bool want_picture,
+                           fv_error *err)
 {
     progress bar = progress_begin();
     fv_status status = FV_OK;
@@ -259,13 +301,15 @@ static fv_status serve_all(replay *r, serve *engine, fv_cache *cache, FILE *json
         status = scheduler_plan(&r->scheduler, r->clock, &rows, err);
         if (status != FV_OK)
             break;
-        if (rows == 0) {                        /* nobody is there: the clock jumps to the next arrival */
+        if (rows == 0) {                /* nobody is there: the clock jumps to the next arrival */
             const double next = scheduler_next_arrival(&r->scheduler);
-            if (!isfinite(next) && r->scheduler.num_running == 0 && r->scheduler.queue_first == r->scheduler.queue_last)
+            if (!isfinite(next) && r->scheduler.num_running == 0 &&
+                r->scheduler.queue_first == r->scheduler.queue_last)
                 continue;                       /* the last ones were rejected */
             if (!isfinite(next) || next <= r->clock) {
                 snprintf(err->text, sizeof err->text, "no request can go on: %lld run, %lld wait",
-                         (long long)r->scheduler.num_running, (long long)(r->scheduler.queue_last - r->scheduler.queue_first));
+                         (long long)r->scheduler.num_running,
+                         (long long)(r->scheduler.queue_last - r->scheduler.queue_first));
                 status = err->status = FV_E_CAPACITY;
             } else {
                 r->clock = next;
@@ -291,7 +335,8 @@ static void ask_plans(replay *r, const serve *engine)
         snprintf(r->kernel, sizeof r->kernel, "%s", stats.kernel);
 }
 
-static int serve_trace(replay *r, fv_ctx *ctx, serve *engine, fv_cache *cache, FILE *json, bool want_picture)
+static int serve_trace(replay *r, fv_ctx *ctx, serve *engine, fv_cache *cache, FILE *json,
+                       bool want_picture)
 {
     fv_error err = { 0 };
     fv_errors faults = { 0 };
@@ -300,8 +345,9 @@ static int serve_trace(replay *r, fv_ctx *ctx, serve *engine, fv_cache *cache, F
         return cli_failed("the replay stopped", &err);
     ask_plans(r, engine);
     if (fv_ctx_errors(ctx, &faults, 1) == FV_OK && faults.count)
-        return cli_fail("a kernel met bad data: fault %d of request %d, value %lld, %lld in all", (int)faults.what, faults.request,
-                        (long long)faults.value, (long long)faults.count);
+        return cli_fail("a kernel met bad data: fault %d of request %d, value %lld, %lld in all",
+                        (int)faults.what, faults.request, (long long)faults.value,
+                        (long long)faults.count);
     return CLI_OK;
 }
 
@@ -311,8 +357,11 @@ static int with_cache(replay *r, fv_ctx *ctx, FILE *json, bool want_picture)
     fv_cache *cache = NULL;
     serve engine;
     const serve_config *c = &r->config;
-    const fv_cache_desc desc = { .page_size = (int32_t)c->page_size, .max_sequences = (int32_t)c->max_requests + 1, .num_pages = c->num_pages,
-                                 .max_pages_per_sequence = min_i64(div_up(c->max_length, c->page_size), c->num_pages), .no_prefix = r->no_prefix };
+    const fv_cache_desc desc = { .page_size = (int32_t)c->page_size,
+                                 .max_sequences = (int32_t)c->max_requests + 1,
+                                 .num_pages = c->num_pages, .max_pages_per_sequence =
+                                     min_i64(div_up(c->max_length, c->page_size), c->num_pages),
+                                 .no_prefix = r->no_prefix };
     if (fv_cache_create(ctx, &desc, &cache, &err) != FV_OK)
         return cli_failed("cannot make the cache", &err);
     int code = CLI_FAILED;
@@ -343,7 +392,8 @@ static int write_results(replay *r, const replay_options *o, FILE *json)
     if (o->report && code == CLI_OK)
         code = write_report(r, &s, o->report);
     if (r->checker.failures)
-        code = cli_fail("%lld comparisons failed; the first: %s", (long long)r->checker.failures, r->checker.failure);
+        code = cli_fail("%lld comparisons failed; the first: %s", (long long)r->checker.failures,
+                        r->checker.failure);
     return code;
 }
 
@@ -356,7 +406,8 @@ static int run(replay *r, const replay_options *o)
     int code = cli_open(&r->where, &ctx);
     if (code == CLI_OK) {
         r->bounds.threads = cli_threads(&r->where);
-        if (strcmp(o->bounds, "on") == 0 && !bounds_measure(r->bounds.threads, r->config.type->bytes == 2, &r->bounds))
+        if (strcmp(o->bounds, "on") == 0 &&
+            !bounds_measure(r->bounds.threads, r->config.type->bytes == 2, &r->bounds))
             code = CLI_FAILED;
         else
             code = with_cache(r, ctx, json, o->report != NULL);
@@ -394,7 +445,8 @@ int cmd_replay(int argc, char **argv)
     if (!memory_supported(&o.device))
         return CLI_FAILED;
     if ((code = read_trace(&r, &o)) == CLI_OK && (code = choose_pool(&r, o.pages)) == CLI_OK) {
-        r.checker = (checker){ .trace = &r.trace, .rows_per_step = o.check, .digesting = o.digest, .random = r.config.seed };
+        r.checker = (checker){ .trace = &r.trace, .rows_per_step = o.check, .digesting = o.digest,
+                               .random = r.config.seed };
         code = run(&r, &o);
     }
     release(&r);

@@ -6,17 +6,20 @@
 #include <math.h>
 #include <string.h>
 
-/* A float of `exponent` and `mantissa` bits, in double. ieee: the top exponent holds inf and NaN; else only all ones is NaN. */
+/* A float of `exponent` and `mantissa` bits, in double. ieee: the top exponent holds inf and NaN;
+ * else only all ones is NaN. */
 static double small_float(uint32_t code, int exponent, int mantissa, bool ieee)
 {
-    const uint32_t top = (1u << exponent) - 1, m = code & ((1u << mantissa) - 1), e = code >> mantissa & top;
+    const uint32_t top = (1u << exponent) - 1, m = code & ((1u << mantissa) - 1),
+                   e = code >> mantissa & top;
     const double sign = code >> (exponent + mantissa) & 1 ? -1 : 1;
     const int bias = (1 << (exponent - 1)) - 1;
     if (ieee && e == top)
         return m ? NAN : sign * INFINITY;
     if (!ieee && e == top && m == (1u << mantissa) - 1)
         return NAN;
-    return e ? sign * ldexp(1 + ldexp(m, -mantissa), (int)e - bias) : sign * ldexp(m, 1 - bias - mantissa);
+    return e ? sign * ldexp(1 + ldexp(m, -mantissa), (int)e - bias)
+             : sign * ldexp(m, 1 - bias - mantissa);
 }
 
 static double load_f32(const void *at)
@@ -39,7 +42,8 @@ static double load_f16(const void *at)
     return small_float(code, 5, 10, true);
 }
 
-/* Normal numbers only, which is what element_fill makes: smaller ones become 0. Rounds to nearest, ties away. */
+/* Normal numbers only, which is what element_fill makes: smaller ones become 0. Rounds to nearest,
+ * ties away. */
 static void store_f16(void *at, double x)
 {
     int e;
@@ -92,7 +96,8 @@ const element_type *element_find(const char *name)
     return NULL;
 }
 
-void element_fill(const element_type *type, void *memory, int64_t count, double spread, uint64_t seed)
+void element_fill(const element_type *type, void *memory, int64_t count, double spread,
+                  uint64_t seed)
 {
     char *at = memory;
     for (int64_t i = 0; i < count; i++, at += type->bytes) {

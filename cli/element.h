@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h -- element types as the command sees them: the bytes of a tensor in double, and random values for it.
+/* element.h -- element types as the command sees them: the bytes of a tensor in double, and random
+ * values for it.
  *
- * Written apart from the library's own conversions on purpose: what checks the engine shares nothing with it.
+ * Written apart from the library's own conversions on purpose: what checks the engine shares
+ * nothing with it.
  */
 #ifndef ELEMENT_H
 #define ELEMENT_H
@@ -25,7 +27,9 @@ typedef struct element_type {
 
 const element_type *element_find(const char *name);     /* NULL: unknown */
 
-/* Fills `count` elements with values close to the normal distribution (mean 0, deviation `spread`), from `seed` alone. */
-void element_fill(const element_type *type, void *memory, int64_t count, double spread, uint64_t seed);
+/* Fills `count` elements with values close to the normal distribution (mean 0, deviation `spread`),
+ * from `seed` alone. */
+void element_fill(const element_type *type, void *memory, int64_t count, double spread,
+                  uint64_t seed);
 
 #endif

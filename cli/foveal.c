@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* foveal.c -- the command: a table of sub-commands. Each lives in its cmd_*.c and sees the library through its public header. */
+/* foveal.c -- the command: a table of sub-commands. Each lives in its cmd_*.c and sees the library
+ * through its public header. */
 #include "cli.h"
 
 #include <string.h>

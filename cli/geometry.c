@@ -7,37 +7,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LLAMA_ROPE                                                                                                     \
-    { .rotary_dim = 128, .base = 500000, .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4,                     \
+#define LLAMA_ROPE                                                                                \
+    { .rotary_dim = 128, .base = 500000, .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4,\
       .original_context = 8192 }
 
 static const geometry models[] = {
-    { .name = "llama-3.1-8b", .layers = 32, .q_heads = 32, .kv_heads = 8, .dim_qk = 128, .dim_v = 128, .num_kinds = 1,
-      .kinds = { { "full", -1, LLAMA_ROPE } } },
-    { .name = "llama-3.1-70b", .layers = 80, .q_heads = 64, .kv_heads = 8, .dim_qk = 128, .dim_v = 128, .num_kinds = 1,
-      .kinds = { { "full", -1, LLAMA_ROPE } } },
-    { .name = "qwen3-30b-a3b", .layers = 48, .q_heads = 32, .kv_heads = 4, .dim_qk = 128, .dim_v = 128, .num_kinds = 1,
+    { .name = "llama-3.1-8b", .layers = 32, .q_heads = 32, .kv_heads = 8, .dim_qk = 128,
+      .dim_v = 128, .num_kinds = 1, .kinds = { { "full", -1, LLAMA_ROPE } } },
+    { .name = "llama-3.1-70b", .layers = 80, .q_heads = 64, .kv_heads = 8, .dim_qk = 128,
+      .dim_v = 128, .num_kinds = 1, .kinds = { { "full", -1, LLAMA_ROPE } } },
+    { .name = "qwen3-30b-a3b", .layers = 48, .q_heads = 32, .kv_heads = 4, .dim_qk = 128,
+      .dim_v = 128, .num_kinds = 1,
       .kinds = { { "full", -1, { .rotary_dim = 128, .base = 1e6 } } } },
     /* A window of 512 keys counts the row's own: 511 before it. Every sixth layer sees all. */
-    { .name = "gemma-3-270m", .layers = 18, .q_heads = 4, .kv_heads = 1, .dim_qk = 256, .dim_v = 256, .num_kinds = 2,
-      .full_every = 6,
-      .kinds = { { "window", 511, { .rotary_dim = 256, .base = 1e4 } }, { "full", -1, { .rotary_dim = 256, .base = 1e6 } } } },
-    { .name = "smollm2-135m", .layers = 30, .q_heads = 9, .kv_heads = 3, .dim_qk = 64, .dim_v = 64, .num_kinds = 1,
-      .kinds = { { "full", -1, { .rotary_dim = 64, .base = 1e5 } } } },
-    /* Latent attention with the up-projections absorbed: one KV head of 512 + 64, V is its first 512. */
-    { .name = "deepseek-v3-mla", .layers = 61, .q_heads = 128, .kv_heads = 1, .dim_qk = 576, .dim_v = 512, .tail = 64,
-      .v_in_k = true, .num_kinds = 1, .kinds = { { "latent", -1, { .rotary_dim = 64, .interleaved = true } } } },
+    { .name = "gemma-3-270m", .layers = 18, .q_heads = 4, .kv_heads = 1, .dim_qk = 256,
+      .dim_v = 256, .num_kinds = 2, .full_every = 6,
+      .kinds = { { "window", 511, { .rotary_dim = 256, .base = 1e4 } },
+                 { "full", -1, { .rotary_dim = 256, .base = 1e6 } } } },
+    { .name = "smollm2-135m", .layers = 30, .q_heads = 9, .kv_heads = 3, .dim_qk = 64, .dim_v = 64,
+      .num_kinds = 1, .kinds = { { "full", -1, { .rotary_dim = 64, .base = 1e5 } } } },
+    /* Latent attention with the up-projections absorbed: one KV head of 512 + 64, V is its first
+     * 512. */
+    { .name = "deepseek-v3-mla", .layers = 61, .q_heads = 128, .kv_heads = 1, .dim_qk = 576,
+      .dim_v = 512, .tail = 64, .v_in_k = true, .num_kinds = 1,
+      .kinds = { { "latent", -1, { .rotary_dim = 64, .interleaved = true } } } },
 };
 
-/* DeepSeek-V3's stretched frequencies (YaRN: factor 40, original context 4096, beta 32 and 1, base 10000). Pairs that turn more than
- * beta_fast times within the original context stay, those below beta_slow are divided by the factor, in between they blend. */
+/* DeepSeek-V3's stretched frequencies (YaRN: factor 40, original context 4096, beta 32 and 1, base
+ * 10000). Pairs that turn more than beta_fast times within the original context stay, those below
+ * beta_slow are divided by the factor, in between they blend. */
 static void yarn(float *out, int pairs)
 {
     const double base = 1e4, factor = 40, context = 4096, pi = acos(-1);
     const double low = floor(pairs * log(context / (32 * 2 * pi)) / log(base));
     const double high = ceil(pairs * log(context / (1 * 2 * pi)) / log(base));
     for (int i = 0; i < pairs; i++) {
-        const double f = pow(base, -(double)i / pairs), blend = fmin(1, fmax(0, (i - low) / (high - low)));
+        const double f = pow(base, -(double)i / pairs),
+                     blend = fmin(1, fmax(0, (i - low) / (high - low)));
         out[i] = (float)(f * (1 - blend) + f / factor * blend);
     }
 }
@@ -50,17 +56,19 @@ bool geometry_find(const char *name, geometry *out)
             continue;
         *out = models[i];
         if (out->v_in_k) {
-            const double stretch = 0.1 * log(40) + 1;           /* its attention temperature, squared into the scale */
+            /* Its attention temperature, squared into the scale of a head of 128 + 64. */
+            const double stretch = 0.1 * log(40) + 1;
             yarn(frequencies, 32);
             out->kinds[0].rope.frequencies = frequencies;
-            out->scale = stretch * stretch / sqrt(128 + 64);    /* the un-absorbed head is 128 + 64 wide */
+            out->scale = stretch * stretch / sqrt(128 + 64);
         }
         return true;
     }
     return false;
 }
 
-bool geometry_by_hand(const char *heads, int64_t dim, int64_t dim_v, int64_t window, geometry *out, const char **why)
+bool geometry_by_hand(const char *heads, int64_t dim, int64_t dim_v, int64_t window, geometry *out,
+                      const char **why)
 {
     char q[16];
     const char *slash = strchr(heads, '/');
@@ -75,9 +83,11 @@ bool geometry_by_hand(const char *heads, int64_t dim, int64_t dim_v, int64_t win
     *why = "the query heads to be a multiple of the KV heads";
     if (num_q % num_kv)
         return false;
-    *out = (geometry){ .name = "by hand", .layers = 1024, .q_heads = (int32_t)num_q, .kv_heads = (int32_t)num_kv,
-                       .dim_qk = (int32_t)dim, .dim_v = (int32_t)(dim_v ? dim_v : dim), .num_kinds = 1,
-                       .kinds = { { window >= 0 ? "window" : "full", window,
+    *out = (geometry){ .name = "by hand", .layers = 1024, .q_heads = (int32_t)num_q,
+                       .kv_heads = (int32_t)num_kv, .dim_qk = (int32_t)dim,
+                       .dim_v = (int32_t)(dim_v ? dim_v : dim), .num_kinds = 1,
+                       .kinds = { { window >= 0 ? "window" : "full",
+                                    window,
                                     { .rotary_dim = (int32_t)(dim - dim % 2), .base = 1e4 } } } };
     return true;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.h -- where the command's tensors lie. All of them come from here, so that a device's allocator has one place to go.
- * So far that place is host memory: huge pages where the system has them, zero, committed when it is written. */
+/* memory.h -- where the command's tensors lie. All of them come from here, so that a device's
+ * allocator has one place to go. So far that place is host memory: huge pages where the system has
+ * them, zero, committed when it is written. */
 #ifndef MEMORY_H
 #define MEMORY_H
 

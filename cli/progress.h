@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress.h -- a bar on standard error while something takes long; nothing when that is not a terminal. */
+/* progress.h -- a bar on standard error while something takes long; nothing when that is not a
+ * terminal. */
 #ifndef PROGRESS_H
 #define PROGRESS_H
 
@@ -11,7 +12,7 @@ typedef struct progress {
 } progress;
 
 progress progress_begin(void);
-void progress_show(progress *p, double share, const char *about);     /* at most ten times a second */
+void progress_show(progress *p, double share, const char *about);   /* at most ten times a second */
 void progress_end(progress *p);         /* wipes it */
 
 #endif

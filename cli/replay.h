@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* replay.h -- what a replay was asked to do, and everything it found out: the source of the table, of --json and of --report. */
+/* replay.h -- what a replay was asked to do, and everything it found out: the source of the table,
+ * of --json and of --report. */
 #ifndef REPLAY_H
 #define REPLAY_H
 
@@ -28,7 +29,8 @@ typedef struct replay {
     bounds bounds;
     replay_step *steps;
     int64_t num_steps, step_room;
-    double clock;                       /* seconds of the serving clock: time of the steps, and waiting for arrivals */
+    double clock;                       /* seconds of the serving clock: time of the steps, and
+                                           waiting for arrivals */
     int64_t rows;                       /* tokens computed */
     int64_t peak_used, peak_held;       /* pages of running requests; these and cached ones */
     int64_t evicted_pages;

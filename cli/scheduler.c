@@ -13,7 +13,9 @@ void scheduler_init(scheduler *s, const scheduler_config *config, const trace *t
     s->queue = need((size_t)t->count, sizeof *s->queue);
     s->running = need((size_t)config->max_requests, sizeof *s->running);
     for (int64_t i = 0; i < t->count; i++) {
-        s->requests[i] = (live_request){ .index = i, .known = t->requests[i].input, .sequence = -1, .since = -1 };
+        s->requests[i] = (live_request){
+            .index = i, .known = t->requests[i].input, .sequence = -1, .since = -1
+        };
         s->queue[i] = i;
     }
 }
@@ -30,7 +32,10 @@ void scheduler_free(scheduler *s)
     *s = (scheduler){ 0 };
 }
 
-static int64_t pages_of(const scheduler *s, int64_t tokens) { return div_up(tokens, s->config.page_size); }
+static int64_t pages_of(const scheduler *s, int64_t tokens)
+{
+    return div_up(tokens, s->config.page_size);
+}
 
 static double arrival_of(const scheduler *s, int64_t index)
 {
@@ -70,7 +75,8 @@ static fv_status preempt_youngest(scheduler *s, fv_error *err)
 
 /* ---- rows for running requests ---- */
 
-/* Room for r's next `rows` rows, at the cost of younger requests if need be. r->rows stays 0 if r itself had to go. */
+/* Room for r's next `rows` rows, at the cost of younger requests if need be. r->rows stays 0 if r
+ * itself had to go. */
 static fv_status give_rows(scheduler *s, live_request *r, int64_t rows, fv_error *err)
 {
     for (;;) {
@@ -109,13 +115,16 @@ static fv_status serve_running(scheduler *s, bool want_decode, int64_t *left, fv
 
 /* ---- admission ---- */
 
-/* Does the pool have room for all known tokens of r and a row of each request that runs, if r holds `held` of them? */
-static fv_status has_room(scheduler *s, const live_request *r, int64_t held, bool *room, fv_error *err)
+/* Does the pool have room for all known tokens of r and a row of each request that runs, if r holds
+ * `held` of them? */
+static fv_status has_room(scheduler *s, const live_request *r, int64_t held, bool *room,
+                          fv_error *err)
 {
     fv_cache_stats stats;
     const fv_status status = fv_cache_query(s->cache, &stats, err);
     const int64_t missing = pages_of(s, r->known) - held / s->config.page_size;
-    *room = status == FV_OK && (s->num_running == 0 || missing + s->num_running <= stats.free_pages + stats.cached_pages);
+    *room = status == FV_OK && (s->num_running == 0 ||
+                                missing + s->num_running <= stats.free_pages + stats.cached_pages);
     return status;
 }
 
@@ -124,16 +133,18 @@ static fv_status open_sequence(scheduler *s, live_request *r, fv_error *err)
 {
     int64_t held = 0;
     bool room;
-    r->keys = need((size_t)(s->trace->requests[r->index].input / s->config.page_size), sizeof *r->keys);
+    r->keys =
+        need((size_t)(s->trace->requests[r->index].input / s->config.page_size), sizeof *r->keys);
     r->num_keys = trace_page_keys(s->trace, r->index, s->config.page_size, r->keys);
     fv_status status = fv_cache_match(s->cache, r->keys, r->num_keys, &held, err);
     if (status == FV_OK)
-        status = has_room(s, r, held, &room, err);          /* cheap, counts pages that r would take over as free */
+        status = has_room(s, r, held, &room, err);  /* cheap: counts what r takes over as free */
     if (status == FV_OK && room)
-        status = fv_cache_open(s->cache, r->keys, r->num_keys, r->known - 1, &r->sequence, &held, err);
+        status =
+            fv_cache_open(s->cache, r->keys, r->num_keys, r->known - 1, &r->sequence, &held, err);
     if (status == FV_OK && r->sequence >= 0) {
         r->done = held;
-        status = has_room(s, r, held, &room, err);          /* exact */
+        status = has_room(s, r, held, &room, err);  /* exact */
     }
     if (status == FV_OK && r->sequence >= 0 && !room)
         return release(s, r, err);
@@ -184,7 +195,8 @@ fv_status scheduler_plan(scheduler *s, double now, int64_t *rows, fv_error *err)
     fv_status status = serve_running(s, true, &left, err);
     if (status == FV_OK)
         status = serve_running(s, false, &left, err);
-    if (status == FV_OK && s->preempted == preempted)       /* who was just turned out is not let in at once */
+    const bool was_full = s->preempted != preempted;    /* who just left is not let in at once */
+    if (status == FV_OK && !was_full)
         status = admit(s, now, &left, err);
     *rows = s->config.token_budget - left;
     return status;
@@ -203,7 +215,8 @@ static void hand_out_token(scheduler *s, live_request *r, double now)
     s->generated++;
 }
 
-static fv_status advance_one(scheduler *s, live_request *r, double now, bool *finished, fv_error *err)
+static fv_status advance_one(scheduler *s, live_request *r, double now, bool *finished,
+                             fv_error *err)
 {
     r->done += r->rows;
     r->rows = 0;

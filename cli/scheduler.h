@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scheduler.h -- continuous batching over fv_cache: which requests of a trace compute how many rows in the next step.
+/* scheduler.h -- continuous batching over fv_cache: which requests of a trace compute how many rows
+ * in the next step.
  *
- * A request waits, runs, and is finished (or is rejected at once when the pool can never hold it). Each step gives, in this order,
- *   one row to every running request that decodes,
- *   chunks of rows to those whose input is not yet computed, oldest first,
- *   places to waiting requests, first come first served, while the pool has room for their whole input,
- * until the token budget is spent. When a running request finds the pool full, the youngest running one gives up its pages and
- * waits again at the head of the queue; it computes its tokens anew (or finds them in the cache) later. The oldest is
- * never asked to, so there is always progress.
+ * A request waits, runs, and is finished (or is rejected at once when the pool can never hold it).
+ * Each step gives, in this order,
+ *   - one row to every running request that decodes,
+ *   - chunks of rows to those whose input is not yet computed, oldest first,
+ *   - places to waiting requests, first come first served, while the pool has room for their whole
+ *     input,
+ * until the token budget is spent. When a running request finds the pool full, the youngest running
+ * one gives up its pages and waits again at the head of the queue; it computes its tokens anew (or
+ * finds them in the cache) later. The oldest is never asked to, so there is always progress.
  *
- * Invariants: a request's rows of a step are tokens [done, done + rows); the cache holds exactly done tokens of it between steps;
- * known = input + generated is what may be computed.
+ * Invariants: a request's rows of a step are tokens [done, done + rows); the cache holds exactly
+ * done tokens of it between steps; known = input + generated is what may be computed.
  */
 #ifndef SCHEDULER_H
 #define SCHEDULER_H
@@ -26,14 +29,17 @@ typedef struct live_request {
     int32_t sequence;                   /* of the cache; -1: not running */
     uint64_t *keys;                     /* of the input's full pages */
     int64_t num_keys;
-    double since;                       /* TTFT counts from here: its arrival, or its admission when arrivals are ignored */
+    double since;                       /* TTFT counts from here: its arrival, or its admission when
+                                           arrivals are ignored */
     double last_token;
 } live_request;
 
 typedef struct scheduler_config {
     int64_t token_budget, max_requests, page_size, num_pages;
-    double speed;                       /* arrivals are divided by this; 0: all requests are there at once */
-    int64_t slide;                      /* >= 0: no layer looks further back than this, older pages are given back; -1 */
+    double speed;                       /* arrivals are divided by this; 0: all requests are there
+                                           at once */
+    int64_t slide;                      /* >= 0: no layer looks further back than this, older pages
+                                           are given back; -1 */
 } scheduler_config;
 
 typedef struct scheduler {
@@ -61,6 +67,7 @@ fv_status scheduler_plan(scheduler *s, double now, int64_t *rows, fv_error *err)
 fv_status scheduler_advance(scheduler *s, double now, fv_error *err);
 
 bool scheduler_is_done(const scheduler *s);
-double scheduler_next_arrival(const scheduler *s);          /* of a request that has not arrived; infinity: all have */
+double scheduler_next_arrival(const scheduler *s);          /* of a request that has not arrived;
+                                                               infinity: all have */
 
 #endif

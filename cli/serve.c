@@ -8,9 +8,11 @@
 
 /* ---- tensors ---- */
 
-static fv_tensor rows_tensor(void *data, const element_type *type, int64_t rows, int64_t heads, int64_t dim, int64_t stride)
+static fv_tensor rows_tensor(void *data, const element_type *type, int64_t rows, int64_t heads,
+                             int64_t dim, int64_t stride)
 {
-    return (fv_tensor){ .data = data, .dtype = type->name, .ndim = 3, .shape = { rows, heads, dim }, .stride = { stride, dim, 1 } };
+    return (fv_tensor){ .data = data, .dtype = type->name, .ndim = 3, .shape = { rows, heads, dim },
+                        .stride = { stride, dim, 1 } };
 }
 
 static fv_tensor plane_tensor(const serve *s, int plane, int layer)
@@ -18,8 +20,8 @@ static fv_tensor plane_tensor(const serve *s, int plane, int layer)
     const serve_plane *p = &s->planes[plane];
     if (!p->dim)
         return (fv_tensor){ 0 };
-    return rows_tensor(p->step.data + (int64_t)layer * LAYER_SHIFT * s->config.type->bytes, s->config.type,
-                       s->step.num_rows, p->heads, p->dim, p->stride);
+    return rows_tensor(p->step.data + (int64_t)layer * LAYER_SHIFT * s->config.type->bytes,
+                       s->config.type, s->step.num_rows, p->heads, p->dim, p->stride);
 }
 
 static fv_tensor cache_tensor(const serve *s, const memory *m, int64_t dim)
@@ -39,7 +41,8 @@ static int turned_plane(const serve *s) { return s->config.geometry.tail ? PLANE
 static fv_tensor turned_tensor(const serve *s)
 {
     const serve_plane *p = &s->planes[turned_plane(s)];
-    return rows_tensor(s->q_turned.data, s->config.type, s->step.num_rows, p->heads, p->dim, p->heads * p->dim);
+    return rows_tensor(s->q_turned.data, s->config.type, s->step.num_rows, p->heads, p->dim,
+                       p->heads * p->dim);
 }
 
 /* ---- opening ---- */
@@ -50,24 +53,29 @@ static bool open_plane(serve *s, int plane, int64_t heads, int64_t dim)
     const element_type *type = s->config.type;
     if (!dim)
         return true;
-    const int64_t stride = div_up(heads * dim + (int64_t)s->config.layers * LAYER_SHIFT, LAYER_SHIFT) * LAYER_SHIFT;
+    const int64_t stride =
+        div_up(heads * dim + (int64_t)s->config.layers * LAYER_SHIFT, LAYER_SHIFT) * LAYER_SHIFT;
     p->heads = heads;
     p->dim = dim;
     p->stride = stride;
     if (!memory_allocate(s->source_rows * stride * type->bytes, &p->source) ||
         !memory_allocate(s->config.token_budget * stride * type->bytes, &p->step))
         return false;
-    element_fill(type, p->source.data, s->source_rows * stride, 1, mix64(s->config.seed, (uint64_t)plane));
+    element_fill(type, p->source.data, s->source_rows * stride, 1,
+                 mix64(s->config.seed, (uint64_t)plane));
     return true;
 }
 
 static bool open_planes(serve *s)
 {
     const geometry *g = &s->config.geometry;
-    const int64_t dim = g->dim_qk - g->tail, q_row = (int64_t)g->q_heads * g->dim_qk * s->config.type->bytes;
+    const int64_t dim = g->dim_qk - g->tail,
+                  q_row = (int64_t)g->q_heads * g->dim_qk * s->config.type->bytes;
     s->source_rows = max_i64(64, min_i64(4096, (int64_t)(64 << 20) / q_row));
-    return open_plane(s, PLANE_Q, g->q_heads, dim) && open_plane(s, PLANE_Q_TAIL, g->q_heads, g->tail) &&
-           open_plane(s, PLANE_K, g->kv_heads, dim) && open_plane(s, PLANE_K_TAIL, g->kv_heads, g->tail) &&
+    return open_plane(s, PLANE_Q, g->q_heads, dim) &&
+           open_plane(s, PLANE_Q_TAIL, g->q_heads, g->tail) &&
+           open_plane(s, PLANE_K, g->kv_heads, dim) &&
+           open_plane(s, PLANE_K_TAIL, g->kv_heads, g->tail) &&
            open_plane(s, PLANE_V, g->kv_heads, g->v_in_k ? 0 : g->dim_v);
 }
 
@@ -93,8 +101,10 @@ static bool open_outputs(serve *s)
     const serve_config *c = &s->config;
     const geometry *g = &c->geometry;
     const int64_t heads = c->token_budget * g->q_heads;
-    return memory_allocate(heads * (g->tail ? g->tail : g->dim_qk) * c->type->bytes, &s->q_turned) &&
-           memory_allocate(heads * g->dim_v * c->type->bytes, &s->o) && memory_allocate(heads * 4, &s->lse);
+    return memory_allocate(heads * (g->tail ? g->tail : g->dim_qk) * c->type->bytes,
+                           &s->q_turned) &&
+           memory_allocate(heads * g->dim_v * c->type->bytes, &s->o) &&
+           memory_allocate(heads * 4, &s->lse);
 }
 
 static void open_step(serve *s)
@@ -116,18 +126,21 @@ static fv_status open_plan(serve *s, int kind, fv_error *err)
     const geometry *g = &c->geometry;
     const layer_kind *k = &g->kinds[kind];
     const fv_arg left = { .name = "left", .number = (double)k->window };
-    const fv_variant_use variants[] = { { .name = "causal" }, { .name = "window", .args = &left, .num_args = 1 } };
+    const fv_variant_use variants[] = { { .name = "causal" },
+                                        { .name = "window", .args = &left, .num_args = 1 } };
     const char *scales = s->cache_scale != 1 ? "tensor" : NULL;
     const fv_problem problem = {
         .q = c->type->name, .k = c->cache_type->name, .v = c->cache_type->name, .o = c->type->name,
-        .num_q_heads = g->q_heads, .num_kv_heads = g->kv_heads, .dim_qk = g->dim_qk, .dim_v = g->dim_v,
-        .scale = g->scale, .variants = variants, .num_variants = k->window >= 0 ? 2 : 1,
-        .k_scale = scales, .v_scale = g->v_in_k ? NULL : scales, .qk_tail = g->tail, .v_in_k = g->v_in_k,
+        .num_q_heads = g->q_heads, .num_kv_heads = g->kv_heads, .dim_qk = g->dim_qk,
+        .dim_v = g->dim_v, .scale = g->scale, .variants = variants,
+        .num_variants = k->window >= 0 ? 2 : 1, .k_scale = scales,
+        .v_scale = g->v_in_k ? NULL : scales, .qk_tail = g->tail, .v_in_k = g->v_in_k,
     };
     const fv_plan_desc limits = {
-        .max_requests = c->max_requests, .max_rows = c->token_budget, .max_kv_tokens = c->max_kv_tokens,
-        .max_pages = c->max_kv_tokens / c->page_size + c->max_requests,
-        .invariant = c->invariant, .sharing = c->sharing ? FV_SHARING_FIND : FV_SHARING_OFF,
+        .max_requests = c->max_requests, .max_rows = c->token_budget,
+        .max_kv_tokens = c->max_kv_tokens,
+        .max_pages = c->max_kv_tokens / c->page_size + c->max_requests, .invariant = c->invariant,
+        .sharing = c->sharing ? FV_SHARING_FIND : FV_SHARING_OFF,
     };
     if (k->rope.rotary_dim) {
         s->frequencies[kind] = need((size_t)k->rope.rotary_dim / 2, sizeof(float));
@@ -143,7 +156,8 @@ bool serve_open(fv_ctx *ctx, const serve_config *config, serve *out)
     fv_error err = { 0 };
     *out = (serve){ .config = *config, .ctx = ctx };
     const geometry *g = &config->geometry;
-    out->cache_scale = config->cache_type->bytes == 1 ? CACHE_AMPLITUDE / config->cache_type->largest : 1;
+    out->cache_scale =
+        config->cache_type->bytes == 1 ? CACHE_AMPLITUDE / config->cache_type->largest : 1;
     out->scale = g->scale != 0 ? g->scale : 1 / sqrt(g->dim_qk);
     if (!open_planes(out) || !open_caches(out) || !open_outputs(out))
         return false;
@@ -193,7 +207,8 @@ void serve_close(serve *s)
 
 int64_t serve_page_bytes(const serve_config *config)
 {
-    return config->page_size * geometry_token_elements(&config->geometry) * config->cache_type->bytes * config->layers;
+    return config->page_size * geometry_token_elements(&config->geometry) *
+           config->cache_type->bytes * config->layers;
 }
 
 /* ---- a step ---- */
@@ -234,21 +249,24 @@ fv_status serve_prepare(serve *s, const scheduler *from, fv_error *err)
             take_request(s, from, from->running[i]);
     for (int p = 0; p < NUM_PLANES; p++)
         gather(s, p);
-    return fv_cache_pages(from->cache, s->step.sequences, s->step.num_requests, &s->step.pages, err);
+    return fv_cache_pages(from->cache, s->step.sequences, s->step.num_requests, &s->step.pages,
+                          err);
 }
 
 /* The page list of request i of the step. */
 const int32_t *serve_page_list(const serve *s, int64_t i)
 {
     const fv_pages *p = &s->step.pages;
-    const int64_t row = p->table_rows.host ? ((const int32_t *)p->table_rows.host)[i * p->table_rows.stride] : i;
+    const int64_t row =
+        p->table_rows.host ? ((const int32_t *)p->table_rows.host)[i * p->table_rows.stride] : i;
     return (const int32_t *)p->ids.host + row * p->table_stride;
 }
 
 static fv_status update_plans(serve *s, fv_error *err)
 {
     const serve_step *t = &s->step;
-    const fv_batch batch = { .num_requests = t->num_requests, .rows = fv_i32(t->rows, t->num_requests + 1),
+    const fv_batch batch = { .num_requests = t->num_requests,
+                             .rows = fv_i32(t->rows, t->num_requests + 1),
                              .lengths = fv_i32(t->lengths, t->num_requests), .pages = t->pages };
     for (int kind = 0; kind < s->config.geometry.num_kinds; kind++) {
         const fv_status status = fv_plan_update(s->plans[kind], NULL, &batch, NULL, err);
@@ -264,17 +282,20 @@ static fv_status append(serve *s, int layer, const layer_kind *kind, fv_error *e
     const geometry *g = &s->config.geometry;
     const bool scaled = s->cache_scale != 1, turns = kind->rope.rotary_dim > 0;
     const fv_append_desc desc = {
-        .k_scale_kind = scaled ? "tensor" : NULL, .v_scale_kind = scaled && !g->v_in_k ? "tensor" : NULL,
+        .k_scale_kind = scaled ? "tensor" : NULL,
+        .v_scale_kind = scaled && !g->v_in_k ? "tensor" : NULL,
         .k_scale = { .number = scaled ? s->cache_scale : 0 },
         .v_scale = { .number = scaled && !g->v_in_k ? s->cache_scale : 0 },
-        .new_k = plane_tensor(s, PLANE_K, layer), .new_k_tail = plane_tensor(s, PLANE_K_TAIL, layer),
+        .new_k = plane_tensor(s, PLANE_K, layer),
+        .new_k_tail = plane_tensor(s, PLANE_K_TAIL, layer),
         .new_v = plane_tensor(s, PLANE_V, layer),
-        .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail), .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),
+        .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail),
+        .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),
         .v = cache_tensor(s, &s->v[layer], g->dim_v),
         .rope = turns ? &kind->rope : NULL,
         .q = turns ? plane_tensor(s, turned_plane(s), layer) : (fv_tensor){ 0 },
-        .q_out = turns ? turned_tensor(s) : (fv_tensor){ 0 },
-        .num_requests = t->num_requests, .rows = fv_i32(t->rows, t->num_requests + 1),
+        .q_out = turns ? turned_tensor(s) : (fv_tensor){ 0 }, .num_requests = t->num_requests,
+        .rows = fv_i32(t->rows, t->num_requests + 1),
         .lengths = fv_i32(t->lengths, t->num_requests), .pages = t->pages,
     };
     return fv_append(s->ctx, &desc, NULL, err);
@@ -284,21 +305,28 @@ static fv_status attend(serve *s, int layer, fv_plan *plan, bool turns, fv_error
 {
     const geometry *g = &s->config.geometry;
     const int64_t rows = s->step.num_rows;
-    const fv_arg scales[] = { { .name = "k_scale", .number = s->cache_scale }, { .name = "v_scale", .number = s->cache_scale } };
+    const fv_arg scales[] = { { .name = "k_scale", .number = s->cache_scale },
+                              { .name = "v_scale", .number = s->cache_scale } };
     fv_tensors t = {
         .q = plane_tensor(s, PLANE_Q, layer), .q_tail = plane_tensor(s, PLANE_Q_TAIL, layer),
-        .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail), .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),
+        .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail),
+        .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),
         .v = cache_tensor(s, &s->v[layer], g->dim_v),
-        .o = rows_tensor(s->o.data, s->config.type, rows, g->q_heads, g->dim_v, (int64_t)g->q_heads * g->dim_v),
-        .lse = { .data = s->lse.data, .dtype = "f32", .ndim = 2, .shape = { rows, g->q_heads }, .stride = { g->q_heads, 1 } },
-        .args = scales, .num_args = s->cache_scale == 1 ? 0 : g->v_in_k ? 1 : 2,
+        .o = rows_tensor(s->o.data, s->config.type, rows, g->q_heads, g->dim_v,
+                         (int64_t)g->q_heads * g->dim_v),
+        .lse = { .data = s->lse.data, .dtype = "f32", .ndim = 2, .shape = { rows, g->q_heads },
+                 .stride = { g->q_heads, 1 } },
+        .args = scales, .num_args = s->cache_scale == 1 ? 0
+                    : g->v_in_k         ? 1
+                                        : 2,
     };
     if (turns)
         *(g->tail ? &t.q_tail : &t.q) = turned_tensor(s);
     return fv_run(plan, &t, NULL, err);
 }
 
-/* Keys that rows [length - rows, length) see, added up; *first is the first key that any of them sees. */
+/* Keys that rows [length - rows, length) see, added up; *first is the first key that any of them
+ * sees. */
 static int64_t visible_keys(int64_t length, int64_t rows, int64_t window, int64_t *first)
 {
     *first = window < 0 ? 0 : max_i64(0, length - rows - window);
@@ -324,13 +352,15 @@ static void account(serve *s, int kind, int64_t layers, serve_result *out)
         for (int64_t p = first / c->page_size; p * c->page_size < length; p++)
             if (s->page_seen[pages[p]] != s->tag) {
                 s->page_seen[pages[p]] = s->tag;
-                tokens += min_i64(length, (p + 1) * c->page_size) - max_i64(first, p * c->page_size);
+                tokens +=
+                    min_i64(length, (p + 1) * c->page_size) - max_i64(first, p * c->page_size);
             }
     }
     const double row_bytes = (double)g->q_heads * (g->dim_qk + g->dim_v) * c->type->bytes;
     out->flops += (double)layers * (double)pairs * g->q_heads * 2.0 * (g->dim_qk + g->dim_v);
-    out->bytes += (double)layers * ((double)tokens * (double)geometry_token_elements(g) * c->cache_type->bytes +
-                                    (double)s->step.num_rows * row_bytes);
+    out->bytes += (double)layers *
+                  ((double)tokens * (double)geometry_token_elements(g) * c->cache_type->bytes +
+                   (double)s->step.num_rows * row_bytes);
 }
 
 static void account_all(serve *s, serve_result *out)

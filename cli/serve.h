@@ -2,13 +2,14 @@
 /* serve.h -- the tensors and plans of the layers that are served, and one step of all of them.
  *
  * Nouns
- *   plane    one of the inputs of a step (q, q's tail, k, k's tail, v): a source of random rows made once, and the rows of the
- *            step gathered from it
+ *   plane    one of the inputs of a step (q, q's tail, k, k's tail, v): a source of random rows
+ *            made once, and the rows of the step gathered from it
  *   step     which requests compute which rows
  *
- * A token's row is chosen by what the token is (trace_token), so equal prefixes have equal keys and values, and a request's
- * numbers do not depend on how it was scheduled. Layer l sees each row from element LAYER_SHIFT * l on, so layers differ and
- * one gather serves all. Gathering stands for the projections of a real model and is not timed.
+ * A token's row is chosen by what the token is (trace_token), so equal prefixes have equal keys and
+ * values, and a request's numbers do not depend on how it was scheduled. Layer l sees each row from
+ * element LAYER_SHIFT * l on, so layers differ and one gather serves all. Gathering stands for the
+ * projections of a real model and is not timed.
  */
 #ifndef SERVE_H
 #define SERVE_H
@@ -19,7 +20,8 @@
 #include "scheduler.h"
 
 #define LAYER_SHIFT 8                   /* elements: keeps 16-byte alignment for 16-bit types */
-#define CACHE_AMPLITUDE 5.0             /* no key or value is larger; what an 8-bit cache's scale is made for */
+#define CACHE_AMPLITUDE 5.0             /* no key or value is larger; what an 8-bit cache's scale is
+                                           made for */
 
 typedef struct serve_config {
     geometry geometry;
@@ -28,7 +30,8 @@ typedef struct serve_config {
     const element_type *cache_type;
     int64_t page_size, num_pages, max_requests, token_budget;
     int64_t max_length;                 /* keys of one request */
-    int64_t max_kv_tokens;              /* keys of all running requests together, shared ones counted for each */
+    int64_t max_kv_tokens;              /* keys of all running requests together, shared ones
+                                           counted for each */
     bool sharing, invariant;
     uint64_t seed;
 } serve_config;
@@ -42,7 +45,8 @@ typedef struct serve_plane {
 
 typedef struct serve_step {
     int64_t num_requests, num_rows;
-    int32_t *rows, *lengths, *sequences;        /* [max_requests + 1], [max_requests], [max_requests] */
+    int32_t *rows, *lengths, *sequences;        /* [max_requests + 1], [max_requests],
+                                                   [max_requests] */
     const live_request **requests;      /* [max_requests] */
     uint64_t *tokens;                   /* [token_budget] what each row's token is */
     int64_t *positions;                 /* [token_budget] */
@@ -60,16 +64,18 @@ typedef struct serve {
     memory q_turned, o, lse;            /* q_turned: of q, or of its tail where there is one */
     int64_t source_rows;
     double scale;                       /* of q.k */
-    double cache_scale;                 /* stored keys and values times this are the values; 1 for types of 16 bits and more */
+    double cache_scale;                 /* stored keys and values times this are the values; 1 for
+                                           types of 16 bits and more */
     serve_step step;
     int64_t *page_seen, tag;            /* [num_pages] for counting pages once */
 } serve;
 
-/* What a step did. Seconds; bytes and operations are those that the step cannot do without, over all layers. */
+/* What a step did. Seconds; bytes and operations are those that the step cannot do without, over
+ * all layers. */
 typedef struct serve_result {
     double plan, append, attention;
     double bytes;                       /* keys and values seen, each once, + q + o */
-    double flops;                       /* 2 (dim_qk + dim_v) for each row, query head and key seen */
+    double flops;                     /* 2 (dim_qk + dim_v) for each row, query head and key seen */
 } serve_result;
 
 /* Called after layer `layer` has run, outside of the timed parts. */
@@ -85,7 +91,8 @@ int64_t serve_page_bytes(const serve_config *config);       /* of one page in al
 fv_status serve_prepare(serve *s, const scheduler *from, fv_error *err);
 fv_status serve_run(serve *s, serve_watch *watch, void *user, serve_result *out, fv_error *err);
 
-/* What a watcher needs: the page list of request i of the step; a row of a plane as layer `layer` sees it. */
+/* What a watcher needs: the page list of request i of the step; a row of a plane as layer `layer`
+ * sees it. */
 const int32_t *serve_page_list(const serve *s, int64_t i);
 static inline const char *serve_plane_row(const serve *s, int plane, int layer, int64_t row)
 {

@@ -13,7 +13,8 @@ typedef struct sample {
 void sample_add(sample *s, double x);
 void sample_free(sample *s);
 
-/* The value below which `percent` of 100 lie, between its two neighbours in proportion; 0 for no measurement. Sorts the sample. */
+/* The value below which `percent` of 100 lie, between its two neighbours in proportion; 0 for no
+ * measurement. Sorts the sample. */
 double sample_percentile(sample *s, double percent);
 double sample_sum(const sample *s);
 

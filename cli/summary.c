@@ -15,9 +15,10 @@ void replay_describe(const replay *r, char *out, size_t size)
     char cache[32] = "";
     if (r->config.cache_type != r->config.type)
         snprintf(cache, sizeof cache, " with a %s cache", r->config.cache_type->name);
-    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %d of %d layers; %s, %d threads", g->name, g->q_heads, g->kv_heads,
-             g->dim_qk, g->v_in_k ? " (V is 512 of it)" : "", r->config.type->name, cache, r->config.layers,
-             g->layers, r->device, r->bounds.threads);
+    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %d of %d layers; %s, %d threads", g->name,
+             g->q_heads, g->kv_heads, g->dim_qk, g->v_in_k ? " (V is 512 of it)" : "",
+             r->config.type->name, cache, r->config.layers, g->layers, r->device,
+             r->bounds.threads);
 }
 
 /* ---- numbers ---- */
@@ -52,7 +53,8 @@ static void add_rates(const replay *r, summary *s)
     }
 }
 
-static void line(summary *s, const char *label, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void line(summary *s, const char *label, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 static void line(summary *s, const char *label, const char *format, ...)
 {
@@ -72,19 +74,24 @@ static void add_load_lines(const replay *r, summary *s)
     int64_t input = 0;
     for (int64_t i = 0; i < r->trace.count; i++)
         input += r->trace.requests[i].input;
-    line(s, "requests", "%lld served, %lld rejected (larger than the pool), %lld preemptions, at most %lld at once",
-         (long long)q->finished, (long long)q->rejected, (long long)q->preempted, (long long)q->peak_running);
+    line(
+        s, "requests",
+        "%lld served, %lld rejected (larger than the pool), %lld preemptions, at most %lld at once",
+        (long long)q->finished, (long long)q->rejected, (long long)q->preempted,
+        (long long)q->peak_running);
     if (r->trace.left_out)
-        line(s, "left out", "%lld requests, longer than --max-length", (long long)r->trace.left_out);
-    line(s, "tokens", "%lld in, %lld out; %lld computed in %lld steps", (long long)input, (long long)q->generated,
-         (long long)r->rows, (long long)r->num_steps);
-    line(s, "throughput", "%.0f tokens/s computed, %.0f tokens/s handed out, in %.2f s of work", (double)r->rows / s->busy,
-         (double)q->generated / s->busy, s->busy);
+        line(s, "left out", "%lld requests, longer than --max-length",
+             (long long)r->trace.left_out);
+    line(s, "tokens", "%lld in, %lld out; %lld computed in %lld steps", (long long)input,
+         (long long)q->generated, (long long)r->rows, (long long)r->num_steps);
+    line(s, "throughput", "%.0f tokens/s computed, %.0f tokens/s handed out, in %.2f s of work",
+         (double)r->rows / s->busy, (double)q->generated / s->busy, s->busy);
 }
 
 static void step_line(summary *s, const char *label, const double x[3])
 {
-    line(s, label, "p50 %.3f ms, p99 %.3f ms, %.2f s in all (%.1f %%)", 1e3 * x[1], 1e3 * x[2], x[0], 100 * x[0] / s->busy);
+    line(s, label, "p50 %.3f ms, p99 %.3f ms, %.2f s in all (%.1f %%)", 1e3 * x[1], 1e3 * x[2],
+         x[0], 100 * x[0] / s->busy);
 }
 
 static void add_time_lines(const replay *r, summary *s)
@@ -92,8 +99,8 @@ static void add_time_lines(const replay *r, summary *s)
     step_line(s, "step: plan", s->plan);
     step_line(s, "step: append", s->append);
     step_line(s, "step: attention", s->attention);
-    line(s, "TTFT, attention part", "p50 %.1f ms, p99 %.1f ms, from %s", 1e3 * s->ttft[0], 1e3 * s->ttft[1],
-         r->scheduling.speed > 0 ? "arrival" : "admission");
+    line(s, "TTFT, attention part", "p50 %.1f ms, p99 %.1f ms, from %s", 1e3 * s->ttft[0],
+         1e3 * s->ttft[1], r->scheduling.speed > 0 ? "arrival" : "admission");
     line(s, "ITL, attention part", "p50 %.2f ms, p99 %.2f ms", 1e3 * s->itl[0], 1e3 * s->itl[1]);
 }
 
@@ -102,16 +109,18 @@ static void add_bound_lines(const replay *r, summary *s)
     const bounds *b = &r->bounds;
     char set[32];
     if (!(b->read > 0)) {
-        line(s, "memory traffic", "%.2f GB/s; this machine's bounds were not measured", s->bytes_rate / 1e9);
+        line(s, "memory traffic", "%.2f GB/s; this machine's bounds were not measured",
+             s->bytes_rate / 1e9);
         line(s, "arithmetic", "%.1f GFLOP/s", s->flops_rate / 1e9);
         return;
     }
     chart_number((double)b->read_set, CHART_BYTES, set, sizeof set);
-    line(s, "memory traffic", "%.2f GB/s, %.0f %% of a streaming read (%.1f GB/s of %s)", s->bytes_rate / 1e9,
-         100 * s->bytes_rate / b->read, b->read / 1e9, set);
-    line(s, "arithmetic", "%.1f GFLOP/s, %.1f %% of %s (%.0f GFLOP/s)", s->flops_rate / 1e9, 100 * s->flops_rate / b->flops,
-         b->multiplier, b->flops / 1e9);
-    line(s, "share of the bound", "%.0f %% (per step the larger of the two floors, over the attention time)",
+    line(s, "memory traffic", "%.2f GB/s, %.0f %% of a streaming read (%.1f GB/s of %s)",
+         s->bytes_rate / 1e9, 100 * s->bytes_rate / b->read, b->read / 1e9, set);
+    line(s, "arithmetic", "%.1f GFLOP/s, %.1f %% of %s (%.0f GFLOP/s)", s->flops_rate / 1e9,
+         100 * s->flops_rate / b->flops, b->multiplier, b->flops / 1e9);
+    line(s, "share of the bound",
+         "%.0f %% (per step the larger of the two floors, over the attention time)",
          100 * s->bound_share);
 }
 
@@ -122,21 +131,24 @@ static void add_cache_lines(const replay *r, summary *s)
     chart_number((double)s->held_bytes, CHART_BYTES, held, sizeof held);
     chart_number((double)s->pool_bytes, CHART_BYTES, pool, sizeof pool);
     chart_number((double)s->padded_bytes, CHART_BYTES, padded, sizeof padded);
-    line(s, "prefix hits", "%.1f %% of input tokens (%lld of %lld)%s", 100 * s->hit_rate, (long long)r->scheduler.hit_tokens,
-         (long long)r->scheduler.asked_tokens, r->no_prefix ? ", prefix cache off" : "");
-    line(s, "KV bytes, peak", "%s in use, %s with cached prefixes, pool %s, %lld pages evicted", peak, held, pool,
-         (long long)r->evicted_pages);
-    line(s, "KV bytes, padded", "%s would a contiguous cache take: %lld slots of %lld tokens", padded,
-         (long long)r->scheduler.peak_running, (long long)r->longest);
+    line(s, "prefix hits", "%.1f %% of input tokens (%lld of %lld)%s", 100 * s->hit_rate,
+         (long long)r->scheduler.hit_tokens, (long long)r->scheduler.asked_tokens,
+         r->no_prefix ? ", prefix cache off" : "");
+    line(s, "KV bytes, peak", "%s in use, %s with cached prefixes, pool %s, %lld pages evicted",
+         peak, held, pool, (long long)r->evicted_pages);
+    line(s, "KV bytes, padded", "%s would a contiguous cache take: %lld slots of %lld tokens",
+         padded, (long long)r->scheduler.peak_running, (long long)r->longest);
 }
 
 static void add_check_lines(const replay *r, summary *s)
 {
     const checker *c = &r->checker;
     if (c->rows)
-        line(s, "largest error", "%.2e, %.0f %% of what rounding allows; %lld rows, %lld heads, %lld keys compared, %lld wrong",
-             c->max_error, 100 * c->max_share, (long long)c->rows, (long long)c->heads, (long long)c->keys,
-             (long long)c->failures);
+        line(s, "largest error",
+             "%.2e, %.0f %% of what rounding allows; %lld rows, %lld heads, %lld keys compared, "
+             "%lld wrong",
+             c->max_error, 100 * c->max_share, (long long)c->rows, (long long)c->heads,
+             (long long)c->keys, (long long)c->failures);
     else
         line(s, "largest error", "nothing was compared");
     if (c->digesting)
@@ -158,7 +170,9 @@ void summary_make(replay *r, summary *out)
         out->ttft[i] = sample_percentile(&r->scheduler.ttft, i ? 99 : 50);
         out->itl[i] = sample_percentile(&r->scheduler.itl, i ? 99 : 50);
     }
-    out->hit_rate = r->scheduler.asked_tokens ? (double)r->scheduler.hit_tokens / (double)r->scheduler.asked_tokens : 0;
+    out->hit_rate = r->scheduler.asked_tokens
+                        ? (double)r->scheduler.hit_tokens / (double)r->scheduler.asked_tokens
+                        : 0;
     out->peak_bytes = r->peak_used * page;
     out->held_bytes = r->peak_held * page;
     out->pool_bytes = r->config.num_pages * page;
@@ -172,18 +186,35 @@ void summary_make(replay *r, summary *out)
 
 void summary_print(FILE *out, const replay *r, const summary *s)
 {
-    char text[256];
-    replay_describe(r, text, sizeof text);
-    fprintf(out, "%s (%s)\n%s; kernel %s\n\n", r->file_name, r->trace.format, text, r->kernel);
+    char about[256];
+    replay_describe(r, about, sizeof about);
+    fprintf(out, "%s (%s)\n%s; kernel %s\n\n", r->file_name, r->trace.format, about, r->kernel);
     for (int i = 0; i < s->num_lines; i++)
         fprintf(out, "  %-22s %s\n", s->lines[i].label, s->lines[i].value);
 }
 
-/* ---- JSON ---- */
+/* ---- JSON: objects grow by name; what fails is seen when the line is written ---- */
 
+static void real(json_t *o, const char *name, double x)
+{
+    json_object_set_new(o, name, json_real(x));
+}
+
+static void whole(json_t *o, const char *name, int64_t x)
+{
+    json_object_set_new(o, name, json_integer(x));
+}
+
+static void text(json_t *o, const char *name, const char *x)
+{
+    json_object_set_new(o, name, json_string(x));
+}
+
+/* Writes and frees it. */
 static bool write_line(FILE *out, json_t *object)
 {
-    const bool good = object && json_dumpf(object, out, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0 && fputc('\n', out) != EOF;
+    const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(9);
+    const bool good = json_dumpf(object, out, flags) == 0 && fputc('\n', out) != EOF;
     json_decref(object);
     return good;
 }
@@ -191,65 +222,139 @@ static bool write_line(FILE *out, json_t *object)
 bool json_step(FILE *out, const replay *r, int64_t step)
 {
     const replay_step *s = &r->steps[step];
-    return write_line(out, json_pack("{s:s, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-        "type", "step", "step", (json_int_t)step, "start_s", s->start, "plan_s", s->plan, "append_s", s->append,
-        "attention_s", s->attention, "bytes", s->bytes, "flops", s->flops, "bound_s", s->bound, "error", s->error,
-        "prefill_rows", (json_int_t)s->prefill_rows, "decode_rows", (json_int_t)s->decode_rows,
-        "requests", (json_int_t)s->requests, "waiting", (json_int_t)s->waiting, "used_pages", (json_int_t)s->used_pages,
-        "cached_pages", (json_int_t)s->cached_pages, "free_pages", (json_int_t)s->free_pages));
+    json_t *o = json_object();
+    text(o, "type", "step");
+    whole(o, "step", step);
+    real(o, "start_s", s->start);
+    real(o, "plan_s", s->plan);
+    real(o, "append_s", s->append);
+    real(o, "attention_s", s->attention);
+    real(o, "bytes", s->bytes);
+    real(o, "flops", s->flops);
+    real(o, "bound_s", s->bound);
+    real(o, "error", s->error);
+    whole(o, "prefill_rows", s->prefill_rows);
+    whole(o, "decode_rows", s->decode_rows);
+    whole(o, "requests", s->requests);
+    whole(o, "waiting", s->waiting);
+    whole(o, "used_pages", s->used_pages);
+    whole(o, "cached_pages", s->cached_pages);
+    whole(o, "free_pages", s->free_pages);
+    return write_line(out, o);
 }
 
 static json_t *json_run(const replay *r)
 {
     const serve_config *c = &r->config;
-    return json_pack("{s:s, s:s, s:s, s:i, s:s, s:i, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:f, s:s, s:b, s:I}",
-        "trace", r->file_name, "format", r->trace.format, "model", c->geometry.name, "layers", c->layers, "device", r->device,
-        "threads", r->bounds.threads, "kernel", r->kernel, "dtype", c->type->name, "kv_dtype", c->cache_type->name,
-        "page_size", (json_int_t)c->page_size, "pages", (json_int_t)c->num_pages, "token_budget", (json_int_t)c->token_budget,
-        "max_requests", (json_int_t)c->max_requests, "speed", r->scheduling.speed, "sharing", c->sharing ? "find" : "off",
-        "invariant", c->invariant, "seed", (json_int_t)c->seed);
+    json_t *o = json_object();
+    text(o, "trace", r->file_name);
+    text(o, "format", r->trace.format);
+    text(o, "model", c->geometry.name);
+    whole(o, "layers", c->layers);
+    text(o, "device", r->device);
+    whole(o, "threads", r->bounds.threads);
+    text(o, "kernel", r->kernel);
+    text(o, "dtype", c->type->name);
+    text(o, "kv_dtype", c->cache_type->name);
+    whole(o, "page_size", c->page_size);
+    whole(o, "pages", c->num_pages);
+    whole(o, "token_budget", c->token_budget);
+    whole(o, "max_requests", c->max_requests);
+    real(o, "speed", r->scheduling.speed);
+    text(o, "sharing", c->sharing ? "find" : "off");
+    json_object_set_new(o, "invariant", json_boolean(c->invariant));
+    whole(o, "seed", (int64_t)c->seed);
+    return o;
+}
+
+/* NAME_s, NAME_p50_s and NAME_p99_s. */
+static void times(json_t *o, const char *name, const double x[3])
+{
+    static const char *const suffix[] = { "s", "p50_s", "p99_s" };
+    for (int i = 0; i < 3; i++) {
+        char full[32];
+        snprintf(full, sizeof full, "%s_%s", name, suffix[i]);
+        real(o, full, x[i]);
+    }
 }
 
 static json_t *json_times(const summary *s)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
-        "busy_s", s->busy, "plan_s", s->plan[0], "plan_p50_s", s->plan[1], "plan_p99_s", s->plan[2], "append_s", s->append[0],
-        "append_p50_s", s->append[1], "append_p99_s", s->append[2], "attention_s", s->attention[0],
-        "attention_p50_s", s->attention[1], "attention_p99_s", s->attention[2], "ttft_p50_s", s->ttft[0], "ttft_p99_s", s->ttft[1],
-        "itl_p50_s", s->itl[0], "itl_p99_s", s->itl[1]);
+    json_t *o = json_object();
+    real(o, "busy_s", s->busy);
+    times(o, "plan", s->plan);
+    times(o, "append", s->append);
+    times(o, "attention", s->attention);
+    real(o, "ttft_p50_s", s->ttft[0]);
+    real(o, "ttft_p99_s", s->ttft[1]);
+    real(o, "itl_p50_s", s->itl[0]);
+    real(o, "itl_p99_s", s->itl[1]);
+    return o;
 }
 
+/* Without what was not measured. */
 static json_t *json_rates(const replay *r, const summary *s)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:I, s:s*, s:f}",
-        "bytes_per_s", s->bytes_rate, "flops_per_s", s->flops_rate, "bound_share", s->bound_share,
-        "read_bytes_per_s", r->bounds.read, "read_set_bytes", (json_int_t)r->bounds.read_set, "multiplier", r->bounds.multiplier,
-        "multiplier_flops_per_s", r->bounds.flops);
+    json_t *o = json_object();
+    real(o, "bytes_per_s", s->bytes_rate);
+    real(o, "flops_per_s", s->flops_rate);
+    if (r->bounds.read > 0) {
+        real(o, "bound_share", s->bound_share);
+        real(o, "read_bytes_per_s", r->bounds.read);
+        whole(o, "read_set_bytes", r->bounds.read_set);
+        text(o, "multiplier", r->bounds.multiplier);
+        real(o, "multiplier_flops_per_s", r->bounds.flops);
+    }
+    return o;
 }
 
 static json_t *json_cache(const replay *r, const summary *s)
 {
-    return json_pack("{s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "hit_rate", s->hit_rate,
-        "hit_tokens", (json_int_t)r->scheduler.hit_tokens, "asked_tokens", (json_int_t)r->scheduler.asked_tokens,
-        "peak_bytes", (json_int_t)s->peak_bytes, "held_bytes", (json_int_t)s->held_bytes, "pool_bytes", (json_int_t)s->pool_bytes,
-        "padded_bytes", (json_int_t)s->padded_bytes, "evicted_pages", (json_int_t)r->evicted_pages);
+    json_t *o = json_object();
+    real(o, "hit_rate", s->hit_rate);
+    whole(o, "hit_tokens", r->scheduler.hit_tokens);
+    whole(o, "asked_tokens", r->scheduler.asked_tokens);
+    whole(o, "peak_bytes", s->peak_bytes);
+    whole(o, "held_bytes", s->held_bytes);
+    whole(o, "pool_bytes", s->pool_bytes);
+    whole(o, "padded_bytes", s->padded_bytes);
+    whole(o, "evicted_pages", r->evicted_pages);
+    return o;
 }
 
 static json_t *json_check(const checker *c)
 {
     char digest[20];
+    json_t *o = json_object();
+    whole(o, "rows", c->rows);
+    whole(o, "heads", c->heads);
+    whole(o, "keys", c->keys);
+    real(o, "max_error", c->max_error);
+    real(o, "max_share", c->max_share);
+    whole(o, "failures", c->failures);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)c->digest);
-    return json_pack("{s:I, s:I, s:I, s:f, s:f, s:I, s:s*}", "rows", (json_int_t)c->rows, "heads", (json_int_t)c->heads,
-        "keys", (json_int_t)c->keys, "max_error", c->max_error, "max_share", c->max_share, "failures", (json_int_t)c->failures,
-        "digest", c->digesting ? digest : NULL);
+    if (c->digesting)
+        text(o, "digest", digest);
+    return o;
 }
 
 bool json_summary(FILE *out, const replay *r, const summary *s)
 {
     const scheduler *q = &r->scheduler;
-    return write_line(out, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}",
-        "type", "summary", "served", (json_int_t)q->finished, "left_out", (json_int_t)r->trace.left_out, "rejected", (json_int_t)q->rejected,
-        "preempted", (json_int_t)q->preempted, "steps", (json_int_t)r->num_steps, "rows", (json_int_t)r->rows,
-        "generated", (json_int_t)q->generated, "clock_s", r->clock, "run", json_run(r), "times", json_times(s),
-        "rates", json_rates(r, s), "cache", json_cache(r, s), "check", json_check(&r->checker)));
+    json_t *o = json_object();
+    text(o, "type", "summary");
+    whole(o, "served", q->finished);
+    whole(o, "left_out", r->trace.left_out);
+    whole(o, "rejected", q->rejected);
+    whole(o, "preempted", q->preempted);
+    whole(o, "steps", r->num_steps);
+    whole(o, "rows", r->rows);
+    whole(o, "generated", q->generated);
+    real(o, "clock_s", r->clock);
+    json_object_set_new(o, "run", json_run(r));
+    json_object_set_new(o, "times", json_times(s));
+    json_object_set_new(o, "rates", json_rates(r, s));
+    json_object_set_new(o, "cache", json_cache(r, s));
+    json_object_set_new(o, "check", json_check(&r->checker));
+    return write_line(out, o);
 }

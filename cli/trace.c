@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.c -- the two readers. Both work on lines of a text in memory; neither reads past a line's end. */
+/* trace.c -- the two readers. Both work on lines of a text in memory; neither reads past a line's
+ * end. */
 #include "trace.h"
 #include "cli.h"
 
@@ -13,7 +14,7 @@ typedef struct reader {
     trace_error *err;
     int64_t line, room, block_room, max_tokens;
     bool started;
-    double origin, last;                /* arrival of the first and of the latest request of the file, in seconds */
+    double origin, last;                /* arrivals of the file's first and latest request */
     bool (*read_line)(struct reader *r, const char *line, size_t size);
 } reader;
 
@@ -72,7 +73,8 @@ static bool take_number(cursor *c, int digits, int64_t limit, int64_t *out)
 {
     int64_t x = 0;
     int n = 0;
-    for (; c->at < c->end && isdigit((unsigned char)*c->at) && (!digits || n < digits); c->at++, n++) {
+    for (; c->at < c->end && isdigit((unsigned char)*c->at) && (!digits || n < digits);
+         c->at++, n++) {
         x = 10 * x + (*c->at - '0');
         if (x > limit)
             return false;
@@ -89,7 +91,8 @@ static bool take(cursor *c, char what)
     return true;
 }
 
-/* Days from 1970-01-01 to a date of the Gregorian calendar: a year that begins in March makes leap days its last ones. */
+/* Days from 1970-01-01 to a date of the Gregorian calendar: a year that begins in March makes leap
+ * days its last ones. */
 static int64_t days_of(int64_t year, int64_t month, int64_t day)
 {
     const int64_t y = month <= 2 ? year - 1 : year, m = month <= 2 ? month + 9 : month - 3;
@@ -127,17 +130,18 @@ static bool take_time(cursor *c, double *seconds)
 {
     int64_t year, month, day, h, m, s, offset;
     double fraction = 0;
-    if (!take_number(c, 4, 9999, &year) || !take(c, '-') || !take_number(c, 2, 12, &month) || !take(c, '-') ||
-        !take_number(c, 2, 31, &day) || !take(c, ' ') || month < 1 || day < 1)
+    if (!take_number(c, 4, 9999, &year) || !take(c, '-') || !take_number(c, 2, 12, &month) ||
+        !take(c, '-') || !take_number(c, 2, 31, &day) || !take(c, ' ') || month < 1 || day < 1)
         return false;
-    if (!take_number(c, 2, 23, &h) || !take(c, ':') || !take_number(c, 2, 59, &m) || !take(c, ':') ||
-        !take_number(c, 2, 60, &s))
+    if (!take_number(c, 2, 23, &h) || !take(c, ':') || !take_number(c, 2, 59, &m) ||
+        !take(c, ':') || !take_number(c, 2, 60, &s))
         return false;
     if (take(c, '.') && !take_fraction(c, &fraction))
         return false;
     if (!take_offset(c, &offset))
         return false;
-    *seconds = (double)(days_of(year, month, day) * 86400 + h * 3600 + m * 60 + s - offset) + fraction;
+    const int64_t whole = days_of(year, month, day) * 86400 + h * 3600 + m * 60 + s - offset;
+    *seconds = (double)whole + fraction;
     return true;
 }
 
@@ -146,7 +150,8 @@ static bool azure_line(reader *r, const char *line, size_t size)
     cursor c = { line, line + size };
     if (r->line == 1) {
         if (size != sizeof azure_header - 1 || memcmp(line, azure_header, size))
-            return expected(r, "the header TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object");
+            return expected(r,
+                            "the header TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object");
         return true;
     }
     double seconds;
@@ -173,11 +178,12 @@ static bool only_known_fields(reader *r, json_t *object)
     const char *key;
     json_t *value;
     json_object_foreach(object, key, value) {
-        if (!strcmp(key, "timestamp") || !strcmp(key, "input_length") || !strcmp(key, "output_length") ||
-            !strcmp(key, "hash_ids"))
+        if (!strcmp(key, "timestamp") || !strcmp(key, "input_length") ||
+            !strcmp(key, "output_length") || !strcmp(key, "hash_ids"))
             continue;
         char what[200];
-        snprintf(what, sizeof what, "only timestamp, input_length, output_length and hash_ids, not \"%.40s\"", key);
+        snprintf(what, sizeof what,
+                 "only timestamp, input_length, output_length and hash_ids, not \"%.40s\"", key);
         return expected(r, what);
     }
     return true;
@@ -186,7 +192,8 @@ static bool only_known_fields(reader *r, json_t *object)
 static bool tokens_of(json_t *object, const char *name, json_int_t least, int64_t *out)
 {
     const json_t *x = json_object_get(object, name);
-    if (!json_is_integer(x) || json_integer_value(x) < least || json_integer_value(x) > TRACE_MAX_TOKENS)
+    if (!json_is_integer(x) || json_integer_value(x) < least ||
+        json_integer_value(x) > TRACE_MAX_TOKENS)
         return false;
     *out = json_integer_value(x);
     return true;
@@ -198,8 +205,10 @@ static bool read_blocks(reader *r, json_t *object, trace_request *q)
     const int64_t want = div_up(q->input, TRACE_BLOCK);
     if (!json_is_array(ids) || (int64_t)json_array_size(ids) != want) {
         char what[160];
-        snprintf(what, sizeof what, "\"hash_ids\" to be a list of %lld numbers: one for every 512 of %lld input tokens",
-                 (long long)want, (long long)q->input);
+        snprintf(
+            what, sizeof what,
+            "\"hash_ids\" to be a list of %lld numbers: one for every 512 of %lld input tokens",
+            (long long)want, (long long)q->input);
         return expected(r, what);
     }
     uint64_t chain = 0;
@@ -234,7 +243,8 @@ static bool mooncake_line(reader *r, const char *line, size_t size)
     json_t *object = json_loadb(line, size, JSON_REJECT_DUPLICATES, &problem);
     if (!json_is_object(object)) {
         char what[220];
-        snprintf(what, sizeof what, "one JSON object on the line: %.150s", object ? "this is another value" : problem.text);
+        snprintf(what, sizeof what, "one JSON object on the line: %.150s",
+                 object ? "this is another value" : problem.text);
         json_decref(object);
         return expected(r, what);
     }
@@ -276,14 +286,17 @@ static bool read_lines(reader *r, const char *text, size_t size, int64_t max_req
     if (r->out->count > 0)
         return true;
     r->line++;
-    return expected(r, r->out->left_out ? "at least one request that is not left out as too long" : "at least one request");
+    return expected(r, r->out->left_out ? "at least one request that is not left out as too long"
+                                        : "at least one request");
 }
 
-bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max_tokens, trace *out, trace_error *err)
+bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max_tokens, trace *out,
+                trace_error *err)
 {
     const bool json = size && text[0] == '{';
     *out = (trace){ .format = json ? "Mooncake JSONL" : "Azure CSV" };
-    reader r = { .out = out, .err = err, .max_tokens = max_tokens, .read_line = json ? mooncake_line : azure_line };
+    reader r = { .out = out, .err = err, .max_tokens = max_tokens,
+                 .read_line = json ? mooncake_line : azure_line };
     if (read_lines(&r, text, size, max_requests))
         return true;
     trace_free(out);

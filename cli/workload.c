@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const element_type *cache_type(const workload_desc *d) { return element_find(d->kv_dtype ? d->kv_dtype : "bf16"); }
+static const element_type *cache_type(const workload_desc *d)
+{
+    return element_find(d->kv_dtype ? d->kv_dtype : "bf16");
+}
 
 /* ---- the batch ---- */
 
@@ -19,7 +22,9 @@ static void count(workload *w)
         w->total_rows += rows;
         w->total_keys += length;
         keys += length - d->prefix;
-        w->flops += 4.0 * d->dim * d->q_heads * ((double)rows * (double)(length - rows) + (double)rows * (double)(rows + 1) / 2);
+        w->flops +=
+            4.0 * d->dim * d->q_heads *
+            ((double)rows * (double)(length - rows) + (double)rows * (double)(rows + 1) / 2);
         if (d->page_size)
             w->total_pages += div_up(length, d->page_size);
     }
@@ -38,7 +43,8 @@ static void shuffle(int32_t *x, int64_t n, uint64_t seed)
     }
 }
 
-/* Page ids in the order of use are a shuffled 0..num_pages-1; requests after the first begin with the first one's prefix. */
+/* Page ids in the order of use are a shuffled 0..num_pages-1; requests after the first begin with
+ * the first one's prefix. */
 static void lay_pages(workload *w)
 {
     const workload_desc *d = &w->desc;
@@ -80,7 +86,8 @@ static void make_batch(workload *w)
 
 /* ---- tensors ---- */
 
-/* A block of random numbers, again and again: filling a gigabyte with fresh ones takes longer than measuring it. */
+/* A block of random numbers, again and again: filling a gigabyte with fresh ones takes longer than
+ * measuring it. */
 static void fill(const element_type *type, char *at, int64_t bytes, uint64_t seed)
 {
     const int64_t block = min_i64(bytes, 8 << 20);
@@ -97,8 +104,10 @@ static bool make_tensors(workload *w)
     const workload_desc *d = &w->desc;
     const element_type *type = cache_type(d), *bf16 = element_find("bf16");
     const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys;
-    const int64_t cache = tokens * d->kv_heads * d->dim * type->bytes, rows = w->total_rows * d->q_heads * d->dim * bf16->bytes;
-    if (!memory_allocate(rows, &w->q) || !memory_allocate(rows, &w->o) || !memory_allocate(cache, &w->k) || !memory_allocate(cache, &w->v))
+    const int64_t cache = tokens * d->kv_heads * d->dim * type->bytes,
+                  rows = w->total_rows * d->q_heads * d->dim * bf16->bytes;
+    if (!memory_allocate(rows, &w->q) || !memory_allocate(rows, &w->o) ||
+        !memory_allocate(cache, &w->k) || !memory_allocate(cache, &w->v))
         return false;
     fill(bf16, w->q.data, rows, 1);
     fill(type, w->k.data, cache, 2);
@@ -121,13 +130,17 @@ static bool make_plan(fv_ctx *ctx, workload *w)
     const workload_desc *d = &w->desc;
     const fv_variant_use causal = { .name = "causal" };
     const char *dtype = cache_type(d)->name, *scale = cache_type(d)->bytes == 1 ? "tensor" : NULL;
-    const fv_problem problem = { .q = "bf16", .k = dtype, .v = dtype, .o = "bf16", .num_q_heads = d->q_heads, .num_kv_heads = d->kv_heads,
-                                 .dim_qk = d->dim, .variants = &causal, .num_variants = 1, .k_scale = scale, .v_scale = scale };
-    const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows, .max_kv_tokens = w->total_keys,
-                                  .max_pages = w->total_pages, .invariant = d->invariant,
+    const fv_problem problem = { .q = "bf16", .k = dtype, .v = dtype, .o = "bf16",
+                                 .num_q_heads = d->q_heads, .num_kv_heads = d->kv_heads,
+                                 .dim_qk = d->dim, .variants = &causal, .num_variants = 1,
+                                 .k_scale = scale, .v_scale = scale };
+    const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows,
+                                  .max_kv_tokens = w->total_keys, .max_pages = w->total_pages,
+                                  .invariant = d->invariant,
                                   .sharing = d->sharing ? FV_SHARING_FIND : FV_SHARING_OFF };
     fv_error err = { 0 };
-    if (fv_plan_create(ctx, &problem, &limits, &w->plan, &err) == FV_OK && workload_update(w, &err) == FV_OK)
+    if (fv_plan_create(ctx, &problem, &limits, &w->plan, &err) == FV_OK &&
+        workload_update(w, &err) == FV_OK)
         return true;
     cli_failed("cannot plan", &err);
     return false;
@@ -158,9 +171,11 @@ fv_status workload_update(workload *w, fv_error *err)
 {
     const workload_desc *d = &w->desc;
     const int64_t n = d->num_requests;
-    fv_batch batch = { .num_requests = n, .rows = fv_i32(w->row_indptr, n + 1), .lengths = fv_i32(w->lengths, n) };
+    fv_batch batch = { .num_requests = n, .rows = fv_i32(w->row_indptr, n + 1),
+                       .lengths = fv_i32(w->lengths, n) };
     if (d->page_size)
-        batch.pages = (fv_pages){ .page_size = d->page_size, .num_pages = w->num_pages, .indptr = fv_i32(w->page_indptr, n + 1),
+        batch.pages = (fv_pages){ .page_size = d->page_size, .num_pages = w->num_pages,
+                                  .indptr = fv_i32(w->page_indptr, n + 1),
                                   .ids = fv_i32(w->page_ids, w->total_pages) };
     else
         batch.kv_indptr = fv_i32(w->page_indptr, n + 1);
@@ -169,7 +184,9 @@ fv_status workload_update(workload *w, fv_error *err)
 
 static fv_tensor rows_of(const memory *m, int64_t rows, int64_t heads, int64_t dim)
 {
-    return (fv_tensor){ .data = m->data, .ndim = 3, .shape = { rows, heads, dim }, .stride = { heads * dim, dim, 1 } };
+    return (fv_tensor){
+        .data = m->data, .ndim = 3, .shape = { rows, heads, dim }, .stride = { heads * dim, dim, 1 }
+    };
 }
 
 static fv_tensor cache_of(const workload *w, const memory *m)
@@ -178,15 +195,18 @@ static fv_tensor cache_of(const workload *w, const memory *m)
     const int64_t token = (int64_t)d->kv_heads * d->dim;
     if (!d->page_size)
         return rows_of(m, w->total_keys, d->kv_heads, d->dim);
-    return (fv_tensor){ .data = m->data, .ndim = 4, .shape = { w->num_pages, d->page_size, d->kv_heads, d->dim },
+    return (fv_tensor){ .data = m->data, .ndim = 4,
+                        .shape = { w->num_pages, d->page_size, d->kv_heads, d->dim },
                         .stride = { d->page_size * token, token, d->dim, 1 } };
 }
 
 fv_status workload_run(workload *w, fv_error *err)
 {
     const workload_desc *d = &w->desc;
-    const fv_arg scales[] = { { .name = "k_scale", .number = 1.0 / 32 }, { .name = "v_scale", .number = 1.0 / 32 } };
-    const fv_tensors t = { .q = rows_of(&w->q, w->total_rows, d->q_heads, d->dim), .k = cache_of(w, &w->k), .v = cache_of(w, &w->v),
+    const fv_arg scales[] = { { .name = "k_scale", .number = 1.0 / 32 },
+                              { .name = "v_scale", .number = 1.0 / 32 } };
+    const fv_tensors t = { .q = rows_of(&w->q, w->total_rows, d->q_heads, d->dim),
+                           .k = cache_of(w, &w->k), .v = cache_of(w, &w->v),
                            .o = rows_of(&w->o, w->total_rows, d->q_heads, d->dim), .args = scales,
                            .num_args = cache_type(d)->bytes == 1 ? 2 : 0 };
     return fv_run(w->plan, &t, NULL, err);

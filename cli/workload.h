@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* workload.h -- one layer's tensors and its plan for a batch given by numbers: what foveal bench times. Pages are shuffled in memory. */
+/* workload.h -- one layer's tensors and its plan for a batch given by numbers: what foveal bench
+ * times. Pages are shuffled in memory. */
 #ifndef WORKLOAD_H
 #define WORKLOAD_H
 
@@ -27,7 +28,8 @@ typedef struct workload {
     double flops;
 } workload;
 
-bool workload_open(fv_ctx *ctx, const workload_desc *desc, workload *out);      /* false: message printed */
+bool workload_open(fv_ctx *ctx, const workload_desc *desc, workload *out);      /* false: message
+                                                                                   printed */
 void workload_close(workload *w);
 fv_status workload_update(workload *w, fv_error *err);
 fv_status workload_run(workload *w, fv_error *err);

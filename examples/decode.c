@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decode.c -- one decode step: each of three requests has one new row and keys in pages of 16. Prints how far the result is from
- * the formula, worked out by hand below. */
+/* decode.c -- one decode step: each of three requests has one new row and keys in pages of 16.
+ * Prints how far the result is from the formula, worked out by hand below. */
 #include <foveal/foveal.h>
 
 #include <math.h>
@@ -14,7 +14,7 @@ static float k[PAGES][PAGE][KV_HEADS][DIM], v[PAGES][PAGE][KV_HEADS][DIM];
 
 static const int32_t lengths[REQUESTS] = { 100, 17, 1 };
 static const int32_t page_indptr[REQUESTS + 1] = { 0, 7, 9, 10 };
-static const int32_t page_ids[10] = { 3, 1, 4, 15, 9, 2, 6, 5, 8, 7 };          /* any order: a table says where keys lie */
+static const int32_t page_ids[10] = { 3, 1, 4, 15, 9, 2, 6, 5, 8, 7 };  /* any order will do */
 
 static void fill(float *x, size_t n)
 {
@@ -37,7 +37,8 @@ static double check(int request, int head)
     for (int d = 0; d < DIM; d++) {
         double x = 0;
         for (int j = 0; j < lengths[request]; j++)
-            x += weight[j] / sum * (double)v[page_ids[page_indptr[request] + j / PAGE]][j % PAGE][kv][d];
+            x += weight[j] / sum *
+                 (double)v[page_ids[page_indptr[request] + j / PAGE]][j % PAGE][kv][d];
         worst = fmax(worst, fabs(x - (double)o[request][head][d]));
     }
     return worst;
@@ -52,21 +53,29 @@ int main(void)
     fv_ctx *ctx = NULL;
     fv_plan *plan = NULL;
     fv_error err;
-    const fv_problem problem = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = Q_HEADS, .num_kv_heads = KV_HEADS, .dim_qk = DIM };
-    const fv_plan_desc limits = { .max_requests = REQUESTS, .max_rows = REQUESTS, .max_kv_tokens = 256, .max_pages = 16 };
-    const fv_batch batch = {                    /* .rows absent: one row a request */
-        .num_requests = REQUESTS, .lengths = fv_i32(lengths, REQUESTS),
-        .pages = { .page_size = PAGE, .num_pages = PAGES, .indptr = fv_i32(page_indptr, REQUESTS + 1), .ids = fv_i32(page_ids, 10) },
+    const fv_problem problem = { .q = "f32", .k = "f32", .v = "f32", .o = "f32",
+                                 .num_q_heads = Q_HEADS, .num_kv_heads = KV_HEADS, .dim_qk = DIM };
+    const fv_plan_desc limits = {
+        .max_requests = REQUESTS, .max_rows = REQUESTS, .max_kv_tokens = 256, .max_pages = 16
     };
-    const fv_tensor rows = { .ndim = 3, .shape = { REQUESTS, Q_HEADS, DIM }, .stride = { Q_HEADS * DIM, DIM, 1 } };
-    const fv_tensor pool = { .ndim = 4, .shape = { PAGES, PAGE, KV_HEADS, DIM }, .stride = { PAGE * KV_HEADS * DIM, KV_HEADS * DIM, DIM, 1 } };
+    const fv_batch batch = {
+        /* .rows absent: one row a request */
+        .num_requests = REQUESTS, .lengths = fv_i32(lengths, REQUESTS),
+        .pages = { .page_size = PAGE, .num_pages = PAGES,
+                   .indptr = fv_i32(page_indptr, REQUESTS + 1), .ids = fv_i32(page_ids, 10) },
+    };
+    const fv_tensor rows = { .ndim = 3, .shape = { REQUESTS, Q_HEADS, DIM },
+                             .stride = { Q_HEADS * DIM, DIM, 1 } };
+    const fv_tensor pool = { .ndim = 4, .shape = { PAGES, PAGE, KV_HEADS, DIM },
+                             .stride = { PAGE * KV_HEADS * DIM, KV_HEADS * DIM, DIM, 1 } };
     fv_tensors layer = { .q = rows, .k = pool, .v = pool, .o = rows };
     layer.q.data = q;
     layer.k.data = k;
     layer.v.data = v;
     layer.o.data = o;
 
-    if (fv_open(&(fv_open_desc){ .device = "cpu" }, &ctx, &err) || fv_plan_create(ctx, &problem, &limits, &plan, &err) ||
+    if (fv_open(&(fv_open_desc){ .device = "cpu" }, &ctx, &err) ||
+        fv_plan_create(ctx, &problem, &limits, &plan, &err) ||
         fv_plan_update(plan, NULL, &batch, NULL, &err) || fv_run(plan, &layer, NULL, &err)) {
         fprintf(stderr, "%s: %s\n", fv_status_name(err.status), err.text);
         return 1;

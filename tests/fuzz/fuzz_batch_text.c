@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_batch_text.c -- any bytes as a batch in words: refused with a line and words, or arrays that hold together. */
+/* fuzz_batch_text.c -- any bytes as a batch in words: refused with a line and words, or arrays that
+ * hold together. */
 #include "batch_text.h"
 #include "cli.h"
 
@@ -17,8 +18,10 @@ static void require(bool holds)
 static void use_arrays(const batch_text *b, const batch_arrays *a)
 {
     require(a->num_requests >= 1 && a->num_requests <= BATCH_MAX_REQUESTS);
-    require(a->rows[0] == 0 && a->rows[a->num_requests] == a->total_rows && a->total_rows <= BATCH_MAX_ROWS);
-    require(a->page_indptr[0] == 0 && a->page_indptr[a->num_requests] == a->total_pages && a->total_pages <= BATCH_MAX_PAGES);
+    require(a->rows[0] == 0 && a->rows[a->num_requests] == a->total_rows &&
+            a->total_rows <= BATCH_MAX_ROWS);
+    require(a->page_indptr[0] == 0 && a->page_indptr[a->num_requests] == a->total_pages &&
+            a->total_pages <= BATCH_MAX_PAGES);
     for (int64_t i = 0; i < a->num_requests; i++) {
         require(a->rows[i] <= a->rows[i + 1]);
         require((a->page_indptr[i + 1] - a->page_indptr[i]) == div_up(a->lengths[i], b->page_size));

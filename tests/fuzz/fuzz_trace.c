@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_trace.c -- any bytes as a trace: refused with a line and words, or a trace whose numbers hold together. */
+/* fuzz_trace.c -- any bytes as a trace: refused with a line and words, or a trace whose numbers
+ * hold together. */
 #include "cli.h"
 #include "trace.h"
 
@@ -18,7 +19,8 @@ static void use_request(const trace *t, int64_t r)
 {
     static const int64_t page_sizes[] = { 16, 48, 512, 1000 };
     const trace_request *q = &t->requests[r];
-    require(q->input >= 1 && q->input <= TRACE_MAX_TOKENS && q->output >= 0 && q->output <= TRACE_MAX_TOKENS);
+    require(q->input >= 1 && q->input <= TRACE_MAX_TOKENS && q->output >= 0 &&
+            q->output <= TRACE_MAX_TOKENS);
     require(q->arrival >= 0 && (r == 0 || q->arrival >= t->requests[r - 1].arrival));
     require(q->num_blocks == 0 || q->num_blocks == div_up(q->input, TRACE_BLOCK));
     require(q->block_first >= 0 && q->block_first + q->num_blocks <= t->num_blocks);
@@ -46,7 +48,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             use_request(&t, r);
         trace_free(&t);
     } else {
-        require(err.line >= 1 && !strncmp(err.text, "expected ", 9) && t.requests == NULL && t.blocks == NULL);
+        require(err.line >= 1 && !strncmp(err.text, "expected ", 9) && t.requests == NULL &&
+                t.blocks == NULL);
     }
     free(text);
     return 0;
