@@ -1,0 +1,683 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* checkops.c -- append, rope, merge and page copies on a GPU against the same calls on the CPU, whose bytes they must store.
+ *
+ *     checkops [--device cuda:0] [--count N] [--seed N] [--only N] [--verbose]
+ *
+ * Each round draws shapes, types, layouts, tables and where the arrays lie (host, device, some of each), runs both, and compares all memory that the
+ * call could have written, byte for byte. Rounds whose arrays all lie on the device run once more from a captured graph. Needs libc, the driver
+ * and NVRTC. Last line "N passed, N failed". Exit status 77: no GPU. */
+#include "cuda/state.h"
+#include "ctx.h"
+#include "os.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_REQUESTS = 64, MAX_BUFFERS = 200, NUM_ARRAYS = 10 };
+
+static fv_ctx *cpu, *gpu;
+static fv__cuda_device *device;
+static CUstream stream;
+static int passed, failed;
+static bool verbose;
+
+static void stop(const char *what, const fv_error *err)
+{
+    printf("%s: %s\n", what, err->text);
+    exit(1);
+}
+
+#define MUST(call) do { fv_error e_ = { 0 }; if ((call) != FV_OK) stop(#call, &e_); } while (0)
+#define ERR (&e_)
+
+/* -------------------------------------------------------------------------------------------------------- random things */
+
+static uint64_t state;
+
+static uint32_t draw(uint32_t below)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(state >> 33) % below;
+}
+
+static bool chance(int percent) { return (int)draw(100) < percent; }
+static double real(void) { return (double)draw(1 << 24) / (1 << 23) - 1; }
+
+#define ONE_OF(...) (((const int[]){ __VA_ARGS__ })[draw(sizeof((int[]){ __VA_ARGS__ }) / sizeof(int))])
+
+/* --------------------------------------------------------------------------------------------------------------- memory */
+
+typedef struct buffer {                 /* what the CPU works on, and its twin */
+    char *host;
+    CUdeviceptr device;
+    size_t bytes;
+    bool output;
+    char *before;                       /* outputs: as they were */
+} buffer;
+
+static buffer buffers[MAX_BUFFERS];
+static int num_buffers;
+
+static buffer *make(int64_t bytes, bool output)
+{
+    buffer *b = &buffers[num_buffers++];
+    *b = (buffer){ .host = malloc((size_t)bytes + 64), .bytes = (size_t)bytes + 64, .output = output };
+    memset(b->host, 0xa5, b->bytes);
+    MUST(fv__cuda_alloc(device, b->bytes, &b->device, ERR));
+    return b;
+}
+
+static void upload(const buffer *b)
+{
+    MUST(fv__cuda_to_device(device, b->device, b->host, b->bytes, stream, ERR));
+    MUST(fv__cuda_stream_sync(device, stream, ERR));
+}
+
+static void upload_all(void)
+{
+    for (int i = 0; i < num_buffers; i++) {
+        upload(&buffers[i]);
+        if (!buffers[i].output) continue;
+        buffers[i].before = malloc(buffers[i].bytes);
+        memcpy(buffers[i].before, buffers[i].host, buffers[i].bytes);
+    }
+}
+
+static void reset_outputs(void)
+{
+    for (int i = 0; i < num_buffers; i++) {
+        const buffer *b = &buffers[i];
+        if (!b->output) continue;
+        MUST(fv__cuda_to_device(device, b->device, b->before, b->bytes, stream, ERR));
+    }
+    MUST(fv__cuda_stream_sync(device, stream, ERR));
+}
+
+/* Which output differs first, and where; -1: none. */
+static int differing(size_t *where)
+{
+    for (int i = 0; i < num_buffers; i++) {
+        const buffer *b = &buffers[i];
+        if (!b->output) continue;
+        char *got = malloc(b->bytes);
+        MUST(fv__cuda_to_host(device, got, b->device, b->bytes, stream, ERR));
+        MUST(fv__cuda_stream_sync(device, stream, ERR));
+        for (*where = 0; *where < b->bytes && got[*where] == b->host[*where];) ++*where;
+        if (*where < b->bytes && verbose) {
+            printf("    buffer %d of %zu bytes, from byte %zu:\n    cpu", i, b->bytes, *where);
+            for (size_t k = *where; k < *where + 16 && k < b->bytes; k++) printf(" %02x", (unsigned char)b->host[k]);
+            printf("\n    gpu");
+            for (size_t k = *where; k < *where + 16 && k < b->bytes; k++) printf(" %02x", (unsigned char)got[k]);
+            printf("\n");
+        }
+        free(got);
+        if (*where < b->bytes) return i;
+    }
+    return -1;
+}
+
+static void drop_all(void)
+{
+    for (int i = 0; i < num_buffers; i++) {
+        free(buffers[i].host);
+        free(buffers[i].before);
+        fv__cuda_free(device, buffers[i].device);
+    }
+    num_buffers = 0;
+}
+
+/* The same descriptor for the GPU: pointers into buffers become those of their twins. */
+static void *twin(const void *host)
+{
+    for (int i = 0; i < num_buffers; i++) {
+        const buffer *b = &buffers[i];
+        if ((const char *)host >= b->host && (const char *)host < b->host + b->bytes)
+            return (void *)(uintptr_t)(b->device + (CUdeviceptr)((const char *)host - b->host));
+    }
+    return NULL;
+}
+
+static void move(fv_tensor *t)
+{
+    if (t->data) t->data = twin(t->data);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- the inputs */
+
+static const char *const wide_types[] = { "f16", "bf16", "f32" };
+static const char *const all_types[] = { "f16", "bf16", "f32", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1" };
+
+static int bits_of(const char *type) { return fv__dtypes[fv__dtype_find(type)].bits; }
+
+/* [rows, heads, width] with strides that may leave gaps; special: NaN and infinities too. */
+static fv_tensor new_rows(const char *type, int64_t rows, int heads, int width, bool output, bool special, double amplitude)
+{
+    const fv__dtype dtype = fv__dtype_find(type);
+    const int64_t head = width + (chance(20) ? 3 : 0), row = heads * head + (chance(30) ? 8 : 0), shift = chance(20) ? 1 : 0;
+    buffer *b = make((rows * row + shift) * bits_of(type) / 8, output);
+    for (int64_t i = 0; i < rows * row + shift; i++) {
+        double x = amplitude * real() * (chance(5) ? 100 : 1);
+        if (special && chance(2)) x = chance(50) ? NAN : chance(50) ? INFINITY : -INFINITY;
+        if (chance(3)) x = chance(50) ? 0.0 : -0.0;
+        if (!output) fv__dtype_store(dtype, b->host, i, x);
+    }
+    return (fv_tensor){ .data = b->host + shift * bits_of(type) / 8, .dtype = type, .ndim = 3, .shape = { rows, heads, width },
+                        .stride = { row, head, 1 } };
+}
+
+/* The cache's axes, [page][token][head][width] or [page][head][token][width] in memory; or ragged. */
+static fv_tensor cache(const char *type, int64_t pages, int page_size, int64_t tokens, int heads, int width, bool hnd)
+{
+    if (!page_size) {
+        buffer *b = make(tokens * heads * width * bits_of(type) / 8, true);
+        return (fv_tensor){ .data = b->host, .dtype = type, .ndim = 3, .shape = { tokens, heads, width }, .stride = { (int64_t)heads * width, width, 1 } };
+    }
+    const int64_t page = (int64_t)page_size * heads * width + (chance(30) ? 32 : 0);
+    buffer *b = make(pages * page * bits_of(type) / 8, true);
+    return (fv_tensor){ .data = b->host, .dtype = type, .ndim = 4, .shape = { pages, page_size, heads, width },
+                        .stride = { page, hnd ? width : heads * width, hnd ? page_size * width : width, 1 } };
+}
+
+/* Integers as 32 or 64 bits, dense or every second. */
+static fv_index integers(const int64_t *x, int64_t n)
+{
+    const bool wide = chance(40);
+    const int64_t stride = chance(30) ? 2 : 1, size = wide ? 8 : 4;
+    buffer *b = make(n * stride * size, false);
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t narrow = (int32_t)x[i];
+        memcpy(b->host + i * stride * size, wide ? (const void *)&x[i] : (const void *)&narrow, (size_t)size);
+    }
+    return (fv_index){ b->host, NULL, n, stride, wide ? FV_INDEX_I64 : FV_INDEX_I32, 0 };
+}
+
+static fv_rope_desc draw_rope(int width)
+{
+    fv_rope_desc r = { .rotary_dim = chance(60) ? width / 2 * 2 : width / 4 * 2, .interleaved = chance(40), .base = ONE_OF(10000, 500000) };
+    if (chance(30)) {
+        r.factor = 8;
+        r.low_freq_factor = 1;
+        r.high_freq_factor = 4;
+        r.original_context = 8192;
+    }
+    return r;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- append */
+
+typedef struct trial {
+    fv_append_desc d;
+    fv_rope_desc rope;
+    int64_t rows, tokens, pages;
+    int n, page_size, hk;
+    bool bad;                           /* some ids or slots are wrong */
+    char words[200];
+} trial;
+
+static int64_t lengths[MAX_REQUESTS], row_at[MAX_REQUESTS + 1], page_at[MAX_REQUESTS + 1], token_at[MAX_REQUESTS + 1];
+
+static void draw_requests(trial *t)
+{
+    const bool decode = chance(40);
+    t->n = 1 + (int)draw(chance(50) ? 5 : MAX_REQUESTS);
+    t->page_size = ONE_OF(0, 1, 3, 16, 16, 64);
+    for (int i = 0; i < t->n; i++) {
+        const int64_t rows = decode ? 1 : draw(chance(10) ? 200 : 12), used = draw(200);
+        lengths[i] = rows + used;
+        row_at[i + 1] = row_at[i] + rows;
+        page_at[i + 1] = page_at[i] + (t->page_size ? (lengths[i] + t->page_size - 1) / t->page_size + (chance(20) ? 1 : 0) : 0);
+        token_at[i + 1] = token_at[i] + lengths[i] + (chance(20) ? 3 : 0);
+    }
+    t->rows = row_at[t->n];
+    t->tokens = token_at[t->n];
+    t->pages = page_at[t->n] + 2;
+    t->d.num_requests = t->n;
+    t->d.lengths = integers(lengths, t->n);
+    if (!decode || chance(50)) t->d.rows = integers(row_at, t->n + 1);
+    if (chance(30)) {
+        int64_t first[MAX_REQUESTS];
+        for (int i = 0; i < t->n; i++) first[i] = draw(chance(50) ? 1000 : 1 << 20);
+        t->d.first_positions = integers(first, t->n);
+    }
+}
+
+static void draw_tables(trial *t)
+{
+    fv_pages *p = &t->d.pages;
+    if (!t->page_size) {
+        t->d.kv_indptr = integers(token_at, t->n + 1);
+        return;
+    }
+    const bool csr = chance(50), named = !csr && chance(50);
+    int64_t width = 0, *ids, line[MAX_REQUESTS];
+    for (int i = 0; i < t->n; i++) width = page_at[i + 1] - page_at[i] > width ? page_at[i + 1] - page_at[i] : width;
+    const int64_t stride = width + (chance(30) ? 2 : 0), total = csr ? page_at[t->n] : (named ? t->n + 2 : t->n) * stride;
+    int64_t *order = malloc(sizeof *order * (size_t)(t->pages + 1));
+    ids = malloc(sizeof *ids * (size_t)(total + 1));
+    for (int64_t i = 0; i < t->pages; i++) order[i] = i;
+    for (int64_t i = t->pages - 1; i > 0; i--) {
+        const int64_t j = draw((uint32_t)i + 1), x = order[i];
+        order[i] = order[j];
+        order[j] = x;
+    }
+    for (int64_t i = 0; i < total; i++) ids[i] = -7;
+    for (int i = 0; i < t->n; i++) {
+        line[i] = named ? t->n + 1 - i : i;
+        for (int64_t k = page_at[i]; k < page_at[i + 1]; k++) ids[csr ? k : line[i] * stride + k - page_at[i]] = order[k];
+    }
+    for (int64_t i = 0; t->bad && i < total; i++) if (chance(10)) ids[i] = chance(50) ? t->pages : -1;
+    *p = (fv_pages){ .page_size = t->page_size, .num_pages = t->pages, .ids = integers(ids, total) };
+    if (csr) p->indptr = integers(page_at, t->n + 1);
+    else p->table_width = width, p->table_stride = stride;
+    if (named) p->table_rows = integers(line, t->n);
+    if (chance(15)) {                   /* V's pages are others */
+        fv_index k = p->ids;
+        for (int64_t i = 0; i < total; i++) if (ids[i] >= 0 && ids[i] < t->pages) ids[i] = t->pages - 1 - ids[i];
+        do p->v_ids = integers(ids, total); while (p->v_ids.type != k.type || p->v_ids.stride != k.stride);
+    }
+    free(order);
+    free(ids);
+}
+
+static void draw_slots(trial *t)
+{
+    int64_t *slots = malloc(sizeof *slots * (size_t)(t->rows + 1)), *positions = malloc(sizeof *positions * (size_t)(t->rows + 1));
+    const int64_t room = t->page_size ? t->pages * t->page_size : t->tokens;
+    for (int64_t i = 0; i < t->rows; i++) {
+        slots[i] = (i * 7919 + 13) % room;              /* distinct where 7919 and room have no common factor */
+        if (room % 7919 == 0) slots[i] = i % room;
+        if (chance(5)) slots[i] = -1;
+        if (t->bad && chance(5)) slots[i] = chance(50) ? room : -5;
+        positions[i] = (int64_t)draw(1 << 20) - 1000;
+    }
+    t->d.slots = integers(slots, t->rows);
+    if (t->d.rope) t->d.row_positions = integers(positions, t->rows);
+    t->d.rows = t->d.lengths = t->d.first_positions = (fv_index){ 0 };
+    t->d.pages.page_size = t->page_size;
+    t->d.pages.num_pages = t->page_size ? t->pages : 0;
+    free(slots);
+    free(positions);
+}
+
+static void draw_scale(trial *t, const char *type, const fv_tensor *like, const char **kind, fv_arg *arg, fv_tensor *room)
+{
+    const int which = (int)draw(4);
+    if (which == 1) {
+        *kind = "tensor";
+        arg->number = 0.37;
+    } else if (which == 2) {
+        buffer *b = make(4 * t->hk, false);
+        for (int h = 0; h < t->hk; h++) ((float *)b->host)[h] = 0.1f * (float)(h + 1);
+        *kind = "head";
+        *room = (fv_tensor){ .data = b->host, .dtype = "f32", .ndim = 1, .shape = { t->hk }, .stride = { 1 } };
+        arg->tensor = room;
+    } else if (which == 3 && bits_of(type) <= 8) {
+        fv_tensor x = cache("f32", t->pages, t->page_size, t->tokens, t->hk, 1, false);
+        *kind = "token_head";
+        *room = x;
+        room->ndim = like->ndim - 1;
+        arg->tensor = room;
+    }
+}
+
+static void draw_tensors(trial *t)
+{
+    fv_append_desc *d = &t->d;
+    const char *from = wide_types[draw(3)], *to = all_types[draw(7)], *v_from = chance(80) ? from : wide_types[draw(3)];
+    const char *v_to = chance(70) ? to : all_types[draw(7)];
+    const bool fp4 = !strcmp(to, "fp4_e2m1"), v_fp4 = !strcmp(v_to, "fp4_e2m1"), hnd = chance(40);
+    const int dk = fp4 ? ONE_OF(16, 64, 128, 192) : ONE_OF(8, 33, 64, 80, 128, 128, 512), dv = v_fp4 ? ONE_OF(16, 64, 128) : ONE_OF(1, 8, 40, 64, 128);
+    const int tail = !fp4 && chance(20) ? ONE_OF(8, 64) : 0, hq = t->hk * ONE_OF(1, 4);
+    const bool turns = d->rope, special = bits_of(to) <= 8;         /* NaN comes out of arithmetic as each machine likes */
+    const int64_t more = t->rows + (chance(20) ? 2 : 0);
+    static fv_tensor k_scale, v_scale;
+    d->new_k = new_rows(from, more, t->hk, dk, false, special, 4);
+    d->k = cache(to, t->pages, t->page_size, t->tokens, t->hk, dk, hnd);
+    if (tail) {
+        d->new_k_tail = new_rows(wide_types[draw(3)], more, t->hk, tail, false, special, 4);
+        d->k_tail = cache(to, t->pages, t->page_size, t->tokens, t->hk, tail, hnd);
+    }
+    if (chance(80)) {
+        d->new_v = new_rows(v_from, more, t->hk, dv, false, bits_of(v_to) <= 8, 4);
+        d->v = cache(v_to, t->pages, t->page_size, t->tokens, t->hk, dv, chance(50));
+        if (v_fp4) d->v_block_scale = cache("fp8_e4m3", t->pages, t->page_size, t->tokens, t->hk, dv / 16, false);
+        draw_scale(t, v_to, &d->v, &d->v_scale_kind, &d->v_scale, &v_scale);
+    }
+    if (fp4) d->k_block_scale = cache("fp8_e4m3", t->pages, t->page_size, t->tokens, t->hk, dk / 16, false);
+    draw_scale(t, to, &d->k, &d->k_scale_kind, &d->k_scale, &k_scale);
+    if (turns) {
+        const int width = tail ? tail : dk;
+        t->rope = draw_rope(width);
+        if (chance(50)) {
+            const char *q_type = wide_types[draw(3)];
+            d->q = new_rows(q_type, more, hq, width + (chance(20) ? 6 : 0), false, false, 4);
+            d->q_out = new_rows(chance(80) ? q_type : wide_types[draw(3)], more, hq, (int)d->q.shape[2], true, false, 4);
+        }
+    }
+    d->checked = chance(50);
+    snprintf(t->words, sizeof t->words, "%s -> %s %s, v %s -> %s %s, dims %d + %d, %d; heads %d/%d page %d %s, rope %d%s, %d requests, %lld rows", from, to,
+             d->k_scale_kind ? d->k_scale_kind : "-", v_from, v_to, d->v_scale_kind ? d->v_scale_kind : "-", dk, tail, d->new_v.data ? dv : 0, hq, t->hk,
+             t->page_size, hnd ? "hnd" : "nhd", turns ? t->rope.rotary_dim : 0, t->rope.interleaved ? "i" : "", t->n, (long long)t->rows);
+}
+
+static fv_index *const *arrays_of(fv_append_desc *d)
+{
+    static fv_index *list[NUM_ARRAYS];
+    fv_index *const all[NUM_ARRAYS] = { &d->rows, &d->lengths, &d->first_positions, &d->row_positions, &d->pages.indptr, &d->pages.ids, &d->pages.v_ids,
+                                        &d->pages.table_rows, &d->kv_indptr, &d->slots };
+    memcpy(list, all, sizeof all);
+    return list;
+}
+
+/* where: 0 host, 1 device, 2 both, 3 some of each. */
+static void place_arrays(fv_append_desc *d, int where)
+{
+    fv_index *const *list = arrays_of(d);
+    for (int i = 0; i < NUM_ARRAYS; i++) {
+        fv_index *x = list[i];
+        const int w = where == 3 ? (int)draw(3) : where;
+        if (x->type == FV_INDEX_NONE) continue;
+        if (w > 0) x->device = twin(x->host);
+        if (w == 1) x->host = NULL;
+    }
+}
+
+static void move_all(fv_append_desc *d, fv_tensor scales[2])
+{
+    fv_tensor *const list[] = { &d->new_k, &d->new_v, &d->new_k_tail, &d->k, &d->v, &d->k_tail, &d->k_block_scale, &d->v_block_scale, &d->q, &d->q_out };
+    for (int i = 0; i < FV__COUNT(list); i++) move(list[i]);
+    fv_arg *const args[] = { &d->k_scale, &d->v_scale };
+    for (int i = 0; i < 2; i++)
+        if (args[i]->tensor) {
+            scales[i] = *args[i]->tensor;
+            move(&scales[i]);
+            args[i]->tensor = &scales[i];
+        }
+}
+
+typedef struct call { bool (*fn)(void *arg, fv_error *err); void *arg; } call;
+
+static bool replay(call c, fv_error *err)
+{
+    const fv__cuda_api *api = &device->api;
+    CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
+    fv__cuda_enter(device, err);
+    api->cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    const bool queued = c.fn(c.arg, err);
+    bool ok = api->cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && queued && api->cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS;
+    ok = ok && api->cuGraphLaunch(exec, stream) == CUDA_SUCCESS && api->cuStreamSynchronize(stream) == CUDA_SUCCESS;
+    if (exec) api->cuGraphExecDestroy(exec);
+    if (graph) api->cuGraphDestroy(graph);
+    fv__cuda_leave(device);
+    return ok;
+}
+
+/* Runs on the GPU, directly and (where `capturable`) from a graph; both must leave what the CPU has left. */
+static const char *compare(call c, bool capturable, fv_error *err)
+{
+    size_t where;
+    if (!c.fn(c.arg, err)) return "refused";
+    if (fv__cuda_stream_sync(device, stream, err) != FV_OK) return "the device failed";
+    if (differing(&where) >= 0) return "other bytes";
+    if (!capturable) return NULL;
+    reset_outputs();
+    if (!replay(c, err)) return "no graph";
+    return differing(&where) >= 0 ? "other bytes from a graph" : NULL;
+}
+
+static void verdict(const char *what, const char *wrong, const char *words, const fv_error *err)
+{
+    if (wrong) failed++;
+    else passed++;
+    if (wrong || verbose) printf("%s %s: %s%s%s%s\n", wrong ? "FAIL" : "ok  ", what, words, wrong ? ": " : "", wrong ? wrong : "", wrong ? err->text : "");
+    fflush(stdout);
+}
+
+static bool call_append(void *arg, fv_error *err) { return fv_append(gpu, arg, stream, err) == FV_OK; }
+
+static void check_append(bool large)
+{
+    trial t = { .hk = ONE_OF(1, 2, 3, 8) };
+    fv_error err = { 0 };
+    fv_errors a, b;
+    fv_tensor scales[2];
+    t.bad = chance(15);
+    draw_requests(&t);
+    if (chance(60)) t.d.rope = &t.rope;
+    const bool slots = chance(25);
+    if (large) {                        /* more rows than one part of the ring takes */
+        t.n = 1, t.rows = 30000, t.page_size = 16, t.pages = 1900, t.hk = 1;
+        row_at[1] = lengths[0] = t.rows, page_at[1] = 1875;
+        t.d = (fv_append_desc){ .num_requests = 1, .rows = integers(row_at, 2), .lengths = integers(lengths, 1), .rope = t.d.rope };
+    }
+    if (slots && !large) draw_slots(&t);
+    else draw_tables(&t);
+    draw_tensors(&t);
+    upload_all();
+    fv_ctx_errors(cpu, &a, 1);
+    fv_ctx_errors(gpu, &b, 1);
+    const char *wrong = NULL;
+    if (fv_append(cpu, &t.d, NULL, &err) != FV_OK) {
+        wrong = "refused by the CPU: ";
+    } else {
+        const int where = large ? 0 : (int)draw(4);
+        fv_append_desc d = t.d;
+        const bool whole = d.new_k.shape[0] == t.rows || fv__index_given(&d.slots) || !fv__index_given(&d.rows);
+        place_arrays(&d, where == 1 && !whole ? 2 : where);
+        move_all(&d, scales);
+        wrong = compare((call){ call_append, &d }, where == 1 || where == 2, &err);
+        fv_ctx_errors(cpu, &a, 1);
+        fv_ctx_errors(gpu, &b, 1);
+        if (!wrong && !t.bad && !d.checked && (a.count || b.count)) wrong = "a fault in good data";
+        if (!wrong && t.bad && !a.count != !b.count) wrong = "faults of one of the two alone";
+    }
+    verdict("append", wrong, t.words, &err);
+    drop_all();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ rope */
+
+typedef struct rope_call { fv_rope_desc rope; fv_tensor x, y; fv_index positions; } rope_call;
+
+static bool call_rope(void *arg, fv_error *err)
+{
+    rope_call *c = arg;
+    return fv_rope(gpu, &c->rope, &c->x, c->positions, &c->y, stream, err) == FV_OK;
+}
+
+static void check_rope(void)
+{
+    const int64_t rows = draw(40);
+    const int heads = ONE_OF(1, 3, 8, 32), width = ONE_OF(2, 33, 64, 80, 128, 256, 576);
+    const bool in_place = chance(30);
+    fv_error err = { 0 };
+    char words[100];
+    int64_t positions[40];
+    rope_call c = { .rope = draw_rope(width) };
+    if (chance(10)) c.rope = (fv_rope_desc){ 0 };
+    const char *type = wide_types[draw(3)];
+    c.x = new_rows(type, rows, heads, width, false, false, 4);
+    if (in_place) buffers[num_buffers - 1].output = true;
+    c.y = in_place ? c.x : new_rows(chance(70) ? type : wide_types[draw(3)], rows, heads, width, true, false, 4);
+    for (int i = 0; i < rows; i++) positions[i] = (int64_t)draw(1 << 30) >> draw(30);
+    c.positions = integers(positions, rows);
+    upload_all();
+    snprintf(words, sizeof words, "%s -> %s, %lld rows of %d x %d, rotary %d%s%s", type, c.y.dtype, (long long)rows, heads, width, c.rope.rotary_dim,
+             c.rope.interleaved ? "i" : "", in_place ? ", in place" : "");
+    const char *wrong = "refused by the CPU: ";
+    if (fv_rope(cpu, &c.rope, &c.x, c.positions, &c.y, NULL, &err) == FV_OK) {
+        const bool there = chance(50);
+        if (there) c.positions.device = twin(c.positions.host);
+        if (there && chance(50)) c.positions.host = NULL;
+        move(&c.x);
+        move(&c.y);
+        wrong = compare((call){ call_rope, &c }, there, &err);
+    }
+    verdict("rope", wrong, words, &err);
+    drop_all();
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- merge */
+
+typedef struct merge_call { fv_tensor o[200], lse[200], out, out_lse; int n; bool base2; } merge_call;
+
+static bool call_merge(void *arg, fv_error *err)
+{
+    merge_call *c = arg;
+    return fv_merge(gpu, c->o, c->lse, c->n, c->base2, &c->out, &c->out_lse, stream, err) == FV_OK;
+}
+
+/* Near enough: exponentials differ by a rounding. Rows of one state, and empty ones, are bits. */
+static const char *near(const merge_call *c, const buffer *o, const buffer *lse)
+{
+    const fv__dtype type = fv__dtype_find(c->out.dtype);
+    const double rel = type == FV__DTYPE_f32 ? 2e-6 : type == FV__DTYPE_f16 ? 1e-3 : 8e-3;
+    char *got = malloc(o->bytes), *got_lse = malloc(lse->bytes);
+    const char *wrong = NULL;
+    MUST(fv__cuda_to_host(device, got, o->device, o->bytes, stream, ERR));
+    MUST(fv__cuda_to_host(device, got_lse, lse->device, lse->bytes, stream, ERR));
+    MUST(fv__cuda_stream_sync(device, stream, ERR));
+    const int64_t n = (int64_t)o->bytes * 8 / fv__dtypes[type].bits;
+    for (int64_t i = 0; i < n && !wrong; i++) {
+        const double x = fv__dtype_load(type, o->host, i), y = fv__dtype_load(type, got, i);
+        if (memcmp(&x, &y, sizeof x) && !(fabs(x - y) <= rel * fabs(x) + 1e-6)) wrong = "O is elsewhere";
+    }
+    for (size_t i = 0; i < lse->bytes / 4 && !wrong; i++) {
+        const float x = ((float *)lse->host)[i], y = ((float *)got_lse)[i];
+        if (memcmp(&x, &y, sizeof x) && !(fabsf(x - y) <= 1e-5f * (1 + fabsf(x)))) wrong = "lse is elsewhere";
+    }
+    free(got);
+    free(got_lse);
+    return wrong;
+}
+
+static void check_merge(void)
+{
+    static merge_call c;
+    const int64_t rows = 1 + draw(20);
+    const int heads = ONE_OF(1, 2, 8, 32), width = ONE_OF(1, 33, 64, 128, 512, 576);
+    fv_error err = { 0 };
+    char words[100];
+    c = (merge_call){ .n = ONE_OF(1, 2, 3, 5, 8, 60, 200), .base2 = chance(50) };
+    const char *type = wide_types[draw(3)];
+    for (int s = 0; s < c.n; s++) {
+        if (s < (int)(MAX_BUFFERS - 8) / 2) {
+            c.o[s] = new_rows(s && chance(20) ? wide_types[draw(3)] : type, rows, heads, width, false, false, 1);
+            buffer *b = make(4 * rows * heads, false);
+            for (int64_t i = 0; i < rows * heads; i++) ((float *)b->host)[i] = chance(30) ? -INFINITY : (float)(20 * real());
+            c.lse[s] = (fv_tensor){ .data = b->host, .dtype = "f32", .ndim = 2, .shape = { rows, heads }, .stride = { heads, 1 } };
+        } else {
+            c.o[s] = c.o[s % 5];
+            c.lse[s] = c.lse[s % 5];
+        }
+    }
+    c.out = new_rows(type, rows, heads, width, true, false, 1);
+    buffer *o = &buffers[num_buffers - 1], *lse = make(4 * rows * heads, true);
+    c.out_lse = (fv_tensor){ .data = lse->host, .dtype = "f32", .ndim = 2, .shape = { rows, heads }, .stride = { heads, 1 } };
+    upload_all();
+    snprintf(words, sizeof words, "%s, %d states, %lld rows of %d x %d", type, c.n, (long long)rows, heads, width);
+    const char *wrong = "refused by the CPU: ";
+    if (fv_merge(cpu, c.o, c.lse, c.n, c.base2, &c.out, &c.out_lse, NULL, &err) == FV_OK) {
+        for (int s = 0; s < c.n; s++) {
+            move(&c.o[s]);
+            move(&c.lse[s]);
+        }
+        move(&c.out);
+        move(&c.out_lse);
+        wrong = call_merge(&c, &err) ? near(&c, o, lse) : "refused";
+        if (!wrong && c.n <= 50) {
+            reset_outputs();
+            wrong = replay((call){ call_merge, &c }, &err) ? near(&c, o, lse) : "no graph";
+        }
+    }
+    verdict("merge", wrong, words, &err);
+    drop_all();
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- copies */
+
+typedef struct copy_call { fv_tensor k, v; fv_copy copies[400]; int n; } copy_call;
+
+static bool call_copy(void *arg, fv_error *err)
+{
+    copy_call *c = arg;
+    return fv_copy_pages(gpu, &c->k, &c->v, c->copies, c->n, stream, err) == FV_OK;
+}
+
+static void check_copies(void)
+{
+    static copy_call c;
+    const int64_t pages = 2 + draw(chance(50) ? 6 : 300);
+    const int size = ONE_OF(1, 3, 16), heads = ONE_OF(1, 2, 8);
+    fv_error err = { 0 };
+    char words[100];
+    c = (copy_call){ .n = (int)draw(chance(50) ? 5 : 400) };
+    const char *type = all_types[draw(7)];
+    c.k = cache(type, pages, size, 0, heads, ONE_OF(2, 64, 128), chance(50));
+    if (chance(70)) c.v = cache(all_types[draw(7)], pages, size, 0, heads, ONE_OF(2, 40, 128), chance(50));
+    for (int i = 0; i < num_buffers; i++)
+        for (size_t k = 0; k < buffers[i].bytes; k++) buffers[i].host[k] = (char)draw(256);
+    for (int i = 0; i < c.n; i++) {
+        c.copies[i] = (fv_copy){ (int32_t)draw((uint32_t)pages), (int32_t)draw((uint32_t)pages) };
+        if (chance(3)) c.copies[i] = (fv_copy){ -1, -1 };
+    }
+    upload_all();
+    snprintf(words, sizeof words, "%d copies of %lld pages of %d x %d x %lld %s", c.n, (long long)pages, size, heads, (long long)c.k.shape[3], type);
+    const char *wrong = "refused by the CPU: ";
+    if (fv_copy_pages(cpu, &c.k, &c.v, c.copies, c.n, NULL, &err) == FV_OK) {
+        move(&c.k);
+        move(&c.v);
+        wrong = compare((call){ call_copy, &c }, c.n > 0, &err);
+    }
+    verdict("copy", wrong, words, &err);
+    drop_all();
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ main */
+
+int main(int argc, char **argv)
+{
+    const char *name = "cuda:0";
+    int count = 300, only = -1;
+    uint64_t seed = 1;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--device") && i + 1 < argc) name = argv[++i];
+        else if (!strcmp(argv[i], "--count") && i + 1 < argc) count = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--seed") && i + 1 < argc) seed = strtoull(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc) only = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--verbose")) verbose = true;
+        else {
+            printf("checkops [--device cuda:0] [--count N] [--seed N] [--only N] [--verbose]\n");
+            return 2;
+        }
+    }
+    fv_error err = { 0 };
+    const fv_open_desc on_cpu = { .device = "cpu" }, on_gpu = { .device = name };
+    if (fv_open(&on_gpu, &gpu, &err) != FV_OK) {
+        printf("not run: %s\n", err.text);
+        return 77;
+    }
+    MUST(fv_open(&on_cpu, &cpu, ERR));
+    device = gpu->cuda->device;
+    MUST(fv__cuda_stream_create(device, &stream, ERR));
+    const fv_plan_desc limits = { .max_requests = 1 };
+    MUST(fv_warm(gpu, NULL, 0, &limits, ERR));
+    for (int i = only >= 0 ? only : 0; i < (only >= 0 ? only + 1 : count); i++) {
+        state = seed * 1000003u + (uint64_t)i * 0x9E3779B97F4A7C15u;
+        draw(2);
+        const int which = (int)draw(10);
+        if (verbose) printf("round %d\n", i);
+        if (which < 6) check_append(i % 100 == 7);
+        else if (which < 8) check_rope();
+        else if (which < 9) check_merge();
+        else check_copies();
+    }
+    fv__cuda_stream_destroy(device, stream);
+    fv_close(&cpu);
+    fv_close(&gpu);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
