@@ -797,6 +797,10 @@ static bool finish_extra(parser *p, const case_row *row)
         return fail(p, "x_rope=%d is odd or more than dk", x->rope_dim);
     if (x->tail && x->tail >= row->dk)
         return fail(p, "x_tail=%d is not less than dk", x->tail);
+    if (x->first.n && row->block_map.n)
+        return fail(p, "x_first with block_map: block columns count from position 0");
+    if (x->v_ids && row->mla)
+        return fail(p, "x_v_ids with mla: V lies in K");
     if (x->tree.n && x->tree.n != row->total_q)
         return fail(p, "x_tree has %lld entries for %lld rows", (long long)x->tree.n, (long long)row->total_q);
     if (x->first.n && x->first.n != row->num_requests)

@@ -101,7 +101,7 @@ static bool axis_values(const case_row *row, int axis, values *v)
     case CASE_AXIS_INVARIANT: add_set(v, row->heavy && !needs_invariant(row) ? 1 : 3, 2); break;
     case CASE_AXIS_ROOM: add_set(v, 3, 2); break;
     case CASE_AXIS_SHARING:
-        add_set(v, !row->share ? 1 : case_common_prefix(row) ? 7 : 3, CASE_SHARINGS);
+        add_set(v, !row->share || row->block_map.n ? 1 : case_common_prefix(row) ? 7 : 3, CASE_SHARINGS);
         break;
     }
     return true;

@@ -5,7 +5,7 @@
  *
  * For each row: the answer and the bytes are made once, here; then a child process for each element type and CPU level opens
  * a context, runs the ways and reports each through a pipe. A child that dies or hangs costs one way: that way has
- * failed, and the next child goes on behind it. On a GPU one child runs row after row, for the driver takes long to start:
+ * failed, and the next child goes on behind it. On a GPU a child runs row after row, for the driver takes long to start:
  * there such an end costs a row. What passed can be timed (--time).
  *
  * Output: one line per row and level (--verbose: and per way), each failure, totals. Exit 0 only if everything
@@ -38,7 +38,7 @@ typedef struct options {
     const char *cases, *id, *cls, *isa, *device, *csv_path;
     bool full, fast, list, verbose, timed, no_fork, no_limit, properties, extended;
     unsigned seed;
-    int threads, count;
+    int threads, count, jobs;
     FILE *csv;
 } options;
 
@@ -51,14 +51,21 @@ static char levels[MAX_LEVELS][32];     /* CPU levels to run, or the device's na
 static int num_levels;
 static totals all;
 
-/* What a worker process of a GPU tells its parent while it runs. */
+/* What a worker process tells its parent while it runs. */
 typedef struct progress {
     totals all;
-    int row;                            /* that it is at */
+    int row;                            /* that it is at, -1: none */
     double beat;                        /* when it last ended something */
 } progress;
 
-static progress *live;                  /* NULL: no GPU */
+enum { MAX_JOBS = 64 };
+
+typedef struct board {                  /* shared by the parent and its workers */
+    _Atomic int next;                   /* first row that nobody took */
+    progress of[MAX_JOBS];
+} board;
+
+static progress *live;                  /* this worker's; NULL: there are no workers */
 static fv_ctx *gpu_ctx;                 /* the worker's */
 static bool device_broken;
 
@@ -718,6 +725,7 @@ static int usage(void)
             "  --count N        random rows of --properties (default 200)\n"
             "  --seed N         where turns and random rows start (default 1)\n"
             "  --threads N      CPU workers of the engine\n"
+            "  --jobs N         rows side by side (a GPU's kernels compile in parallel)\n"
             "  --time           times what passed: us, GB/s, TFLOP/s\n"
             "  --csv FILE       one line per way\n"
             "  --list           ids and numbers of ways, nothing is run\n"
@@ -729,7 +737,7 @@ static int usage(void)
 }
 
 enum { OPT_FULL = 256, OPT_FAST, OPT_PROPERTIES, OPT_COUNT, OPT_SEED, OPT_THREADS, OPT_TIME, OPT_CSV, OPT_LIST, OPT_NO_FORK,
-       OPT_NO_LIMIT, OPT_EXTENDED };
+       OPT_NO_LIMIT, OPT_EXTENDED, OPT_JOBS };
 
 static bool read_options(int argc, char **argv)
 {
@@ -742,7 +750,7 @@ static bool read_options(int argc, char **argv)
         { "threads", required_argument, NULL, OPT_THREADS }, { "time", no_argument, NULL, OPT_TIME },
         { "csv", required_argument, NULL, OPT_CSV },  { "list", no_argument, NULL, OPT_LIST },
         { "no-fork", no_argument, NULL, OPT_NO_FORK }, { "no-limit", no_argument, NULL, OPT_NO_LIMIT },
-        { "extended", no_argument, NULL, OPT_EXTENDED }, { "verbose", no_argument, NULL, 'v' }, { 0 },
+        { "jobs", required_argument, NULL, OPT_JOBS }, { "extended", no_argument, NULL, OPT_EXTENDED }, { "verbose", no_argument, NULL, 'v' }, { 0 },
     };
 
     for (int c; (c = getopt_long(argc, argv, "v", list, NULL)) != -1; )
@@ -760,6 +768,7 @@ static bool read_options(int argc, char **argv)
         case OPT_THREADS: opt.threads = atoi(optarg); break;
         case OPT_TIME: opt.timed = true; break;
         case OPT_CSV: opt.csv_path = optarg; break;
+        case OPT_JOBS: opt.jobs = atoi(optarg); break;
         case OPT_EXTENDED: opt.extended = true; break;
         case OPT_LIST: opt.list = true; break;
         case OPT_NO_FORK: opt.no_fork = true; break;
@@ -803,6 +812,11 @@ static int summary(void)
 
 /* ------------------------------------------------------------------------------------------- one row after another */
 
+static bool is_gpu(void)
+{
+    return opt.device && !strncmp(opt.device, "cuda:", 5);
+}
+
 static case_file *the_file;             /* of rows; NULL: random ones */
 
 static bool run_item(int i)
@@ -830,93 +844,114 @@ static bool run_item(int i)
     return true;
 }
 
-static bool run_items(int first, int last)
-{
-    for (int i = first; i < last && !device_broken; i++) {
-        if (live) {
-            live->row = i;
-            live->beat = now();
-        }
-        if (!run_item(i))
-            return false;
-        if (live)
-            live->all = all;
-    }
-    return true;
-}
-
-/* The worker of a GPU. Exit status 4: the device is in an error state, go on with a fresh process. */
-static void work_on_gpu(int first, int last)
+/* A worker. Exit status 4: the device is in an error state, a fresh process has to go on. */
+static void take_rows(board *b, int job, int last)
 {
     char why[200];
+    int status = 0;
 
-    if (!gpu_open(atoi(opt.device + strlen("cuda:")), why, sizeof why)) {
+    setvbuf(stdout, NULL, _IOFBF, 1 << 20);             /* a row's lines stay together */
+    live = &b->of[job];
+    if (is_gpu() && !gpu_open(atoi(opt.device + strlen("cuda:")), why, sizeof why)) {
         fprintf(stderr, "checkattn: %s: %s\n", opt.device, why);
         _exit(2);
     }
-    opt.no_fork = true;
+    opt.no_fork |= is_gpu();
     all = live->all;
-    const bool ok = run_items(first, last);
-    live->all = all;
-    fflush(NULL);
-    _exit(device_broken ? 4 : ok ? 0 : 2);
+    for (int i; status == 0 && (i = atomic_fetch_add(&b->next, 1)) < last; ) {
+        live->row = i;
+        live->beat = now();
+        if (!run_item(i))
+            status = 2;
+        else if (device_broken)
+            status = 4;
+        live->all = all;
+        live->row = -1;
+        fflush(NULL);
+    }
+    _exit(status);
 }
 
-/* Waits for the worker; kills one that does nothing for too long. */
-static int wait_for(pid_t child, bool *hung)
+static pid_t start_worker(board *b, int job, int last)
 {
+    b->of[job].row = -1;
+    b->of[job].beat = now();
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0)
+        take_rows(b, job, last);
+    return child;
+}
+
+/* A worker that does nothing for so long is killed. Its limit is that of the slowest row. */
+static bool is_stuck(const progress *p)
+{
+    return !opt.no_limit && now() - p->beat > 900;
+}
+
+/* A worker has ended in the middle of a row. */
+static void blame_worker(progress *p, bool hung, int status)
+{
+    printf("FAIL    row %d (%s): the worker %s\n", p->row, the_file ? the_file->rows[p->row].id : "random",
+           hung ? "hangs" : WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "ended");
+    p->all.fail++;
+}
+
+/* Looks after one worker. True: it is done, for good (*ok false: in vain). */
+static bool look_after(board *b, int job, int last, pid_t *child, bool *ok)
+{
+    progress *p = &b->of[job];
+    const bool hung = is_stuck(p);
     int status = 0;
 
-    for (*hung = false; waitpid(child, &status, WNOHANG) == 0; usleep(20000))
-        if (!opt.no_limit && now() - live->beat > 900) {
-            *hung = true;
-            kill(child, SIGKILL);
-            waitpid(child, &status, 0);
-            return status;
-        }
-    return status;
+    if (hung)
+        kill(*child, SIGKILL);
+    if (waitpid(*child, &status, hung ? 0 : WNOHANG) == 0)
+        return false;
+    const int code = !hung && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == 0 || code == 2 || (code != 4 && p->row < 0)) {
+        *ok = *ok && code == 0;
+        return true;
+    }
+    if (code != 4)
+        blame_worker(p, hung, status);
+    *child = start_worker(b, job, last);
+    return false;
 }
 
-/* All rows in worker processes, one after another. */
+/* All rows, by worker processes that take one after another. */
 static bool supervise(int last)
 {
-    live = mmap(NULL, sizeof *live, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (live == MAP_FAILED)
-        return false;
-    for (int first = 0; first < last; first = live->row + 1) {
-        bool hung;
-        live->beat = now();
-        live->row = first;
-        fflush(NULL);
-        const pid_t child = fork();
-        if (child == 0)
-            work_on_gpu(first, last);
-        const int status = wait_for(child, &hung);
-        all = live->all;
-        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-            return true;
-        if (WIFEXITED(status) && WEXITSTATUS(status) == 2)
-            return false;
-        if (hung || WIFSIGNALED(status)) {
-            printf("FAIL    row %d (%s): the worker %s\n", live->row, the_file ? the_file->rows[live->row].id : "random",
-                   hung ? "hangs" : strsignal(WTERMSIG(status)));
-            live->all.fail++;
-            all = live->all;
-        }
-    }
-    return true;
-}
+    board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    const int jobs = opt.jobs < 1 ? 1 : opt.jobs > MAX_JOBS ? MAX_JOBS : opt.jobs;
+    pid_t child[MAX_JOBS];
+    bool done[MAX_JOBS] = { false }, ok = true;
 
-static bool is_gpu(void)
-{
-    return opt.device && !strncmp(opt.device, "cuda:", 5);
+    if (b == MAP_FAILED)
+        return false;
+    for (int j = 0; j < jobs; j++)
+        child[j] = start_worker(b, j, last);
+    for (int left = jobs; left > 0; usleep(10000))
+        for (int j = 0; j < jobs; j++)
+            if (!done[j] && look_after(b, j, last, &child[j], &ok)) {
+                done[j] = true;
+                left--;
+            }
+    for (int j = 0; j < jobs; j++)
+        add_totals(&all, &b->of[j].all);
+    return ok;
 }
 
 static bool run_all(void)
 {
     const int last = the_file ? the_file->num_rows : opt.count;
 
-    return is_gpu() ? supervise(last) : run_items(0, last);
+    if (is_gpu() || opt.jobs > 1)
+        return supervise(last);
+    for (int i = 0; i < last; i++)
+        if (!run_item(i))
+            return false;
+    return true;
 }
 
 static bool open_rows(void)

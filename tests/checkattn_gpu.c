@@ -36,7 +36,7 @@ static struct driver {
     int (*StreamSynchronize)(void *);
     int (*MemAlloc)(address *, size_t);
     int (*MemFree)(address);
-    int (*HtoD)(address, const void *, size_t);
+    int (*HtoD)(address, const void *, size_t, void *);
     int (*DtoH)(void *, address, size_t);
     int (*Granularity)(size_t *, const memory_kind *, int);
     int (*Reserve)(address *, size_t, size_t, address, unsigned long long);
@@ -63,7 +63,7 @@ static const struct { const char *name; size_t at; } functions[] = {
     { "cuStreamSynchronize", offsetof(struct driver, StreamSynchronize) },
     { "cuMemAlloc_v2", offsetof(struct driver, MemAlloc) },
     { "cuMemFree_v2", offsetof(struct driver, MemFree) },
-    { "cuMemcpyHtoD_v2", offsetof(struct driver, HtoD) },
+    { "cuMemcpyHtoDAsync_v2", offsetof(struct driver, HtoD) },
     { "cuMemcpyDtoH_v2", offsetof(struct driver, DtoH) },
     { "cuMemGetAllocationGranularity", offsetof(struct driver, Granularity) },
     { "cuMemAddressReserve", offsetof(struct driver, Reserve) },
@@ -147,19 +147,20 @@ void gpu_free(void *memory)
         ok(cu.MemFree((address)(uintptr_t)memory), "cuMemFree");
 }
 
+bool gpu_sync(void)
+{
+    return ok(cu.StreamSynchronize(cu.stream), "cuStreamSynchronize");
+}
+
+/* Waits for the copy: the plain call returns when pageable memory is staged, and our stream would not wait for the rest. */
 bool gpu_upload(void *to, const void *from, size_t bytes)
 {
-    return !bytes || ok(cu.HtoD((address)(uintptr_t)to, from, bytes), "cuMemcpyHtoD");
+    return !bytes || (ok(cu.HtoD((address)(uintptr_t)to, from, bytes, cu.stream), "cuMemcpyHtoDAsync") && gpu_sync());
 }
 
 bool gpu_download(void *to, const void *from, size_t bytes)
 {
     return !bytes || ok(cu.DtoH(to, (address)(uintptr_t)from, bytes), "cuMemcpyDtoH");
-}
-
-bool gpu_sync(void)
-{
-    return ok(cu.StreamSynchronize(cu.stream), "cuStreamSynchronize");
 }
 
 /* Granules that are real, of all ranges. */

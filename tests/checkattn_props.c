@@ -186,7 +186,7 @@ typedef struct writer {
     int q[32], kv[32];
     int hq, hk, dk, dv, tail;
     bool mla, alike;                    /* all requests have the same q and kv */
-    bool tree, shared;
+    bool tree, shared, blocks;
 } writer;
 
 static uint32_t draw(writer *w, uint32_t below)
@@ -317,6 +317,7 @@ static void draw_blocks(writer *w)
 {
     const int rows = draw_parts(w, "block_rows", w->q[0], 5), cols = draw_parts(w, "block_cols", w->kv[0], 7);
 
+    w->blocks = true;
     for (int i = 0; i < rows; i++) {
         put(w, "block_map=");
         for (int j = 0; j < cols; j++)
@@ -473,7 +474,7 @@ static void draw_storage(writer *w)
     put(w, "lse_layout=th,ht\nlse_pad=%d\npad_rows=%d\n", ONE_OF(w, 0, 3), ONE_OF(w, 0, 2));
     draw_views(w);
     draw_share(w);
-    if (chance(w, 10))
+    if (chance(w, 10) && !w->mla)
         put(w, "x_v_ids=1\n");
 }
 
@@ -483,7 +484,7 @@ static void draw_extras(writer *w)
         put(w, "x_rope=%d\n", chance(w, 50) ? w->dk / 2 * 2 : w->dk / 4 * 2);
     if (chance(w, 30))
         put(w, "x_interleaved=1\n");
-    if (chance(w, 12) && !w->shared) {
+    if (chance(w, 12) && !w->shared && !w->blocks) {
         put(w, "x_first=");
         for (int i = 0; i < w->n; i++)
             put(w, "%s%d", i ? "," : "", (int)draw(w, 200));

@@ -63,14 +63,17 @@ static void note(worst *w, double share, double got, double want, int64_t row, i
     *w = (worst){ share, got, want, row, element, head };
 }
 
-/* Angles are position * frequency in f32 on the way: a relative 2^-24 of a large angle is an absolute error of the score. */
-static double rope_allowance(const case_row *row)
+/* What f32 on the way costs beyond the page's tolerances, which are calibrated for its own rows: angles of rotary embedding
+ * are position * frequency, biases slope * distance, and 2^-24 of a large number is an absolute error of the score. */
+static double f32_allowance(const case_row *row)
 {
     double last = 0;
 
-    for (int r = 0; row->x.rope_dim && r < row->num_requests; r++)
-        last = fmax(last, (double)(case_first_position(row, r) + row->kv.at[r]));
-    return 1e-6 * last;
+    if (!row->file->extended || !(row->x.rope_dim || row->alibi))
+        return 0;
+    for (int r = 0; r < row->num_requests; r++)
+        last = fmax(last, (double)(row->kv.at[r] + (row->x.rope_dim ? case_first_position(row, r) : 0)));
+    return (row->x.rope_dim ? 1e-6 : 2.5e-7) * last;
 }
 
 /* Error of an O element as a share of what is allowed. */
@@ -83,7 +86,7 @@ static double o_share(const case_row *row, int type, uint32_t code, double want)
     if (!isfinite(got))
         return INFINITY;
     if (row->ulp < 0)
-        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute + rope_allowance(row));
+        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute + f32_allowance(row));
     num_store(type, &rounded, 0, want);
     const int64_t apart = num_ulps(type, code, rounded);
     return apart == 0 ? 0 : ulp ? (double)apart / ulp : 1 + (double)apart;
@@ -166,7 +169,7 @@ static bool compare_sums(const setup *s, const case_answer *a, result *r)
         for (int h = 0; h < s->row->hk; h++) {
             const double got = num_load(NUM_F32, s->sums.base, h * s->sums_stride + j);
             const double want = a->key_sums[j * s->row->hk + h];
-            note(&w, isfinite(got) ? fabs(got - want) / (1e-3 * fabs(want) + 1e-4 + rope_allowance(s->row)) : INFINITY,
+            note(&w, isfinite(got) ? fabs(got - want) / (1e-3 * fabs(want) + 1e-4 + f32_allowance(s->row)) : INFINITY,
                  got, want, j, h, 0);
         }
     return report_worst(r, &w, "key sums, key");
