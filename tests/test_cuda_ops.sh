@@ -4,7 +4,7 @@
 # NVRTC; not run (77) without them. Usage: test_cuda_ops.sh BUILD
 set -u
 build=$(cd "$1" && pwd)
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 command -v c++ > "$folder/where" || { echo "not run: no C++ compiler"; exit 77; }

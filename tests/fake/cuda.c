@@ -86,7 +86,10 @@ int cuDeviceGetAttribute(int *v, int a, int d)
     case 38: *v = 60 << 20; break;
     case 75: *v = major[d]; break;
     case 76: *v = minor[d]; break;
+    case 81: *v = 228 << 10; break;
+    case 82: *v = 65536; break;
     case 97: *v = 227 << 10; break;
+    case 111: *v = 1 << 10; break;
     case 127: *v = d == 0; break;
     default: *v = 1; break;
     }
