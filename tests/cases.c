@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cases.c -- the parser of case files.
  *
- *   text -> lines -> pairs (key, value, line) of a row -> set_key for each -> finish: defaults and checks
+ *   text -> lines -> pairs (key, value, line) of a row -> set_key for each -> finish: defaults,
+ *   checks
  *
- * A row keeps its pairs, so that a fault ("with these keys changed ...") is the same road with a few more
- * pairs at the end. Every error names file, line and row.
+ * A row keeps its pairs, so that a fault ("with these keys changed ...") is the same road with a
+ * few more pairs at the end. Every error names file, line and row.
  */
 #include "cases.h"
 
@@ -18,25 +19,28 @@
 #include <string.h>
 
 enum { MAX_LINE = 4000 };
-enum { MAX_LIST = 1 << 26 };            /* items of a list: a typo in AxN should not take all memory */
+enum { MAX_LIST = 1 << 26 };            /* items of a list: a typo in AxN should not take all
+                                           memory */
 
 const char *const case_dtype_names[] = { "f16", "bf16", "f32" };
 const char *const case_kv_names[] = { "same", "e4m3", "e5m2", "fp4g16" };
 const char *const case_mem_names[] = { "paged", "ragged" };
 const char *const case_layout_names[] = { "nhd", "hnd" };
 const char *const case_place_names[] = { "identity", "reversed", "random", "scattered" };
-const char *const case_view_names[] = { "contig", "kvpage", "kvtoken", "qslice", "opad", "layers32", "off2",
-                                        "off4", "off8", "hs0", "hs1", "hsbig", "mixed" };
+const char *const case_view_names[] = { "contig",   "kvpage", "kvtoken", "qslice", "opad",
+                                        "layers32", "off2",   "off4",    "off8",   "hs0",
+                                        "hs1",      "hsbig",  "mixed" };
 const char *const case_lse_names[] = { "th", "ht" };
 static const char *const same_names[] = { "page", "request", "split" };
 
-/* ------------------------------------------------------------------------------------- errors and memory */
+/* ---------------------------------------------------------------------------- errors and memory */
 
 typedef struct parser {
     case_file *file;
     case_row *row;                      /* being read */
     int line;
-    bool fault;                         /* reading the changes of a fault: causal=2 is legal, tables may be left over */
+    bool fault;                         /* reading the changes of a fault: causal=2 is legal,
+                                           tables may be left over */
     char *message;
     size_t size;
 } parser;
@@ -45,8 +49,9 @@ __attribute__((format(printf, 2, 3)))
 static bool fail(parser *p, const char *format, ...)
 {
     va_list args;
-    const int n = snprintf(p->message, p->size, "%s:%d: %s%s", p->file->name, p->line,
-                           p->row && p->row->id ? p->row->id : "", p->row && p->row->id ? ": " : "");
+    const int n =
+        snprintf(p->message, p->size, "%s:%d: %s%s", p->file->name, p->line,
+                 p->row && p->row->id ? p->row->id : "", p->row && p->row->id ? ": " : "");
 
     if (n >= 0 && (size_t)n < p->size) {
         va_start(args, format);
@@ -81,7 +86,8 @@ static char *copy(case_file *file, const char *text, size_t n)
     return out;
 }
 
-/* Appends one item of `size` bytes to an array of n: room doubles at powers of two, old room stays in the file. */
+/* Appends one item of `size` bytes to an array of n: room doubles at powers of two, old room
+ * stays in the file. */
 static void *append(case_file *file, void *array, int64_t n, size_t size)
 {
     if (n & (n - 1))
@@ -92,7 +98,7 @@ static void *append(case_file *file, void *array, int64_t n, size_t size)
     return bigger;
 }
 
-/* ------------------------------------------------------------------------------------------ scalar values */
+/* -------------------------------------------------------------------------------- scalar values */
 
 static bool read_int64(parser *p, const char *text, int64_t lo, int64_t hi, int64_t *out)
 {
@@ -158,9 +164,10 @@ static bool read_word(parser *p, const char *text, const char *const *names, int
     return *out >= 0 || fail(p, "'%s' is none of the words that belong here", text);
 }
 
-/* ------------------------------------------------------------------------------------------------- lists */
+/* ---------------------------------------------------------------------------------------- lists */
 
-/* Cuts the next item off a comma list: *rest moves behind it. NULL at the end. Blanks around it are dropped. */
+/* Cuts the next item off a comma list: *rest moves behind it. NULL at the end. Blanks around it
+ * are dropped. */
 static char *next_item(char **rest)
 {
     char *item = *rest;
@@ -383,7 +390,8 @@ static bool read_sink(parser *p, const char *text, case_row *row)
     return true;
 }
 
-/* The count of entries is compared with that of requests by finish(): `num_share` is only known here. */
+/* The count of entries is compared with that of requests by finish(): `num_share` is only known
+ * here. */
 typedef struct share_list {
     case_share *at;
     int64_t n;
@@ -405,7 +413,8 @@ static bool read_share(parser *p, const char *text, share_list *out)
             if (!colon)
                 return fail(p, "'%s' is neither R:N nor -", item);
             *colon = 0;
-            if (!read_int(p, item, 0, INT32_MAX, &s.from) || !read_int(p, colon + 1, 0, INT32_MAX, &s.keys))
+            if (!read_int(p, item, 0, INT32_MAX, &s.from)
+                || !read_int(p, colon + 1, 0, INT32_MAX, &s.keys))
                 return false;
         }
         out->at = append(p->file, out->at, out->n, sizeof *out->at);
@@ -438,7 +447,7 @@ static bool read_fault(parser *p, const char *text, case_row *row)
     return read_finite(p, m, &f->mo);
 }
 
-/* -------------------------------------------------------------------------------------------------- keys */
+/* ----------------------------------------------------------------------------------------- keys */
 
 /* What finish() needs besides the row: which keys were given. */
 typedef struct given {
@@ -560,7 +569,9 @@ static bool read_value(parser *p, const key_spec *k, const char *v, void *to)
     case K_PLACE: return read_words(p, v, case_place_names, CASE_PLACES, to);
     case K_VIEW: return read_words(p, v, case_view_names, CASE_VIEWS, to);
     case K_LSE: return read_words(p, v, case_lse_names, CASE_LSES, to);
-    case K_SAME: return !strcmp(v, "none") ? (*(unsigned *)to = 0, true) : read_words(p, v, same_names, 3, to);
+    case K_SAME:
+        return !strcmp(v, "none") ? (*(unsigned *)to = 0, true)
+                                  : read_words(p, v, same_names, 3, to);
     case K_KV: return read_word(p, v, case_kv_names, CASE_KVS, to);
     }
     return fail(p, "unreachable kind of key");
@@ -625,7 +636,7 @@ static bool set_key(parser *p, const char *key, const char *value, given *g)
     return fail(p, "unknown key '%s'", key);
 }
 
-/* ------------------------------------------------------------------------------------------ whole rows */
+/* ----------------------------------------------------------------------------------- whole rows */
 
 static void row_defaults(case_row *row, case_file *file)
 {
@@ -634,12 +645,32 @@ static void row_defaults(case_row *row, case_file *file)
     const int line = row->line;
 
     *row = (case_row){
-        .id = id, .line = line, .file = file, .cls = "", .pain = "", .ref = "", .note = "",
-        .window_left = -1, .window_right = -1, .q_amp = 8, .kv_grid = 64, .k_scale = 1, .v_scale = 1,
-        .dtype = 7, .mem = 3, .layout = 3, .placement = 1u << CASE_PLACE_RANDOM,
-        .view = 1u << CASE_VIEW_CONTIG, .lse_layout = 1u << CASE_LSE_TH,
-        .page = { pages, 3 }, .splits = { splits, 3 }, .first_page = -1, .page_stride = -1,
-        .table_width = -1, .repeat = 1, .ulp = -1,
+        .id = id,
+        .line = line,
+        .file = file,
+        .cls = "",
+        .pain = "",
+        .ref = "",
+        .note = "",
+        .window_left = -1,
+        .window_right = -1,
+        .q_amp = 8,
+        .kv_grid = 64,
+        .k_scale = 1,
+        .v_scale = 1,
+        .dtype = 7,
+        .mem = 3,
+        .layout = 3,
+        .placement = 1u << CASE_PLACE_RANDOM,
+        .view = 1u << CASE_VIEW_CONTIG,
+        .lse_layout = 1u << CASE_LSE_TH,
+        .page = { pages, 3 },
+        .splits = { splits, 3 },
+        .first_page = -1,
+        .page_stride = -1,
+        .table_width = -1,
+        .repeat = 1,
+        .ulp = -1,
     };
 }
 
@@ -668,7 +699,8 @@ static bool finish_requests(parser *p, case_row *row, const given *g)
             if (!push_int(p, &row->q, 1))
                 return false;
     if (row->q.n != row->kv.n)
-        return fail(p, "q lists %lld requests and kv %lld", (long long)row->q.n, (long long)row->kv.n);
+        return fail(p, "q lists %lld requests and kv %lld", (long long)row->q.n,
+                    (long long)row->kv.n);
     return sums(p, row);
 }
 
@@ -695,7 +727,8 @@ static bool finish_share(parser *p, case_row *row, const given *g)
     if (!g->share.n)
         return true;
     if (g->share.n != row->num_requests)
-        return fail(p, "share has %lld entries for %d requests", (long long)g->share.n, row->num_requests);
+        return fail(p, "share has %lld entries for %d requests", (long long)g->share.n,
+                    row->num_requests);
     row->share = g->share.at;
     for (int r = 0; r < row->num_requests; r++) {
         const case_share *s = &row->share[r];
@@ -721,7 +754,8 @@ static bool finish_bits(parser *p, const case_row *row)
     if (!row->bits.n)
         return true;
     if (row->bits.n != row->total_q)
-        return fail(p, "%lld lines of bits for %lld rows", (long long)row->bits.n, (long long)row->total_q);
+        return fail(p, "%lld lines of bits for %lld rows", (long long)row->bits.n,
+                    (long long)row->total_q);
     for (int r = 0; r < row->num_requests; r++)
         for (int64_t i = row->q_base[r]; i < row->q_base[r + 1]; i++)
             if ((int64_t)strlen(row->bits.at[i]) != row->kv.at[r])
@@ -733,14 +767,15 @@ static bool finish_bits(parser *p, const case_row *row)
 static bool finish_blocks(parser *p, const case_row *row)
 {
     if (!row->block_map.n)
-        return !(row->block_rows.n || row->block_cols.n) || p->fault || fail(p, "block sizes without block_map");
+        return !(row->block_rows.n || row->block_cols.n) || p->fault
+               || fail(p, "block sizes without block_map");
     if (row->block_map.n != row->block_rows.n)
         return fail(p, "%lld lines of block_map for %lld block rows", (long long)row->block_map.n,
                     (long long)row->block_rows.n);
     for (int64_t i = 0; i < row->block_map.n; i++)
         if ((int64_t)strlen(row->block_map.at[i]) != row->block_cols.n)
-            return fail(p, "line %lld of block_map: %zu digits for %lld block columns", (long long)i,
-                        strlen(row->block_map.at[i]), (long long)row->block_cols.n);
+            return fail(p, "line %lld of block_map: %zu digits for %lld block columns",
+                        (long long)i, strlen(row->block_map.at[i]), (long long)row->block_cols.n);
     for (int r = 0; r < row->num_requests; r++)
         if (row->q.at[r] != sum_of(&row->block_rows) || row->kv.at[r] != sum_of(&row->block_cols))
             return fail(p, "block sizes do not add up to the rows and keys of request %d", r);
@@ -753,8 +788,8 @@ static bool finish_masks(parser *p, const case_row *row)
         return fail(p, "causal=2 belongs into fault lines only");
     for (int r = 0; row->items.n && r < row->num_requests; r++)
         if (row->kv.at[r] != sum_of(&row->items))
-            return fail(p, "items add up to %lld, request %d has %d keys", (long long)sum_of(&row->items), r,
-                        row->kv.at[r]);
+            return fail(p, "items add up to %lld, request %d has %d keys",
+                        (long long)sum_of(&row->items), r, row->kv.at[r]);
     return finish_bits(p, row) && finish_blocks(p, row);
 }
 
@@ -768,8 +803,8 @@ static bool finish_pages(parser *p, case_row *row)
         return fail(p, "pages is for one request, this row has %d", row->num_requests);
     for (int64_t i = 0; row->pages.n && i < row->page.n; i++)
         if ((row->kv.at[0] + row->page.at[i] - 1) / row->page.at[i] != row->pages.n)
-            return fail(p, "%lld pages of %d tokens for %d keys", (long long)row->pages.n, row->page.at[i],
-                        row->kv.at[0]);
+            return fail(p, "%lld pages of %d tokens for %d keys", (long long)row->pages.n,
+                        row->page.at[i], row->kv.at[0]);
     return true;
 }
 
@@ -785,7 +820,8 @@ static bool finish_cut(parser *p, const case_row *row)
         if (row->cut.at[i] < last || row->cut.at[i] > row->kv.at[0])
             return fail(p, "cut %d is out of order or behind the last key", row->cut.at[i]);
     if (row->num_part_l && row->num_part_l != row->cut.n + 1)
-        return fail(p, "%d values of part_L for %lld parts", row->num_part_l, (long long)row->cut.n + 1);
+        return fail(p, "%d values of part_L for %lld parts", row->num_part_l,
+                    (long long)row->cut.n + 1);
     return true;
 }
 
@@ -802,13 +838,16 @@ static bool finish_extra(parser *p, const case_row *row)
     if (x->v_ids && row->mla)
         return fail(p, "x_v_ids with mla: V lies in K");
     if (x->tree.n && x->tree.n != row->total_q)
-        return fail(p, "x_tree has %lld entries for %lld rows", (long long)x->tree.n, (long long)row->total_q);
+        return fail(p, "x_tree has %lld entries for %lld rows", (long long)x->tree.n,
+                    (long long)row->total_q);
     if (x->first.n && x->first.n != row->num_requests)
-        return fail(p, "x_first has %lld entries for %d requests", (long long)x->first.n, row->num_requests);
+        return fail(p, "x_first has %lld entries for %d requests", (long long)x->first.n,
+                    row->num_requests);
     for (int r = 0; x->tree.n && r < row->num_requests; r++)
         for (int64_t i = 0; i < row->q.at[r]; i++)
             if (x->tree.at[row->q_base[r] + i] >= i)
-                return fail(p, "x_tree: the parent of row %lld of request %d is not an earlier row", (long long)i, r);
+                return fail(p, "x_tree: the parent of row %lld of request %d is not an earlier row",
+                            (long long)i, r);
     return true;
 }
 
@@ -817,7 +856,8 @@ static bool finish_merge(parser *p, case_row *row, const given *g)
     if (!g->tokens || !g->hq || !g->dv || !g->states)
         return fail(p, "a merge needs tokens, hq, dv and states");
     if (row->state_empty.n && row->state_empty.n != row->states)
-        return fail(p, "%lld patterns of state_empty for %d states", (long long)row->state_empty.n, row->states);
+        return fail(p, "%lld patterns of state_empty for %d states", (long long)row->state_empty.n,
+                    row->states);
     for (int64_t i = 0; i < row->state_empty.n; i++)
         if (!*row->state_empty.at[i])
             return fail(p, "an empty pattern of state_empty");
@@ -826,7 +866,8 @@ static bool finish_merge(parser *p, case_row *row, const given *g)
     return true;
 }
 
-/* Reads the row's pairs into `row`, then fills what follows from them and checks what must agree. */
+/* Reads the row's pairs into `row`, then fills what follows from them and checks what must
+ * agree. */
 static bool fill_row(parser *p, case_row *row)
 {
     const case_pair *pairs = row->pairs;
@@ -864,11 +905,14 @@ static bool add_pair(parser *p, case_row *row, const char *key, const char *valu
 
 bool case_apply_fault(const case_row *row, int i, case_row *out, char *message, size_t size)
 {
-    parser p = { .file = row->file, .line = row->line, .fault = true, .message = message, .size = size };
+    parser p = {
+        .file = row->file, .line = row->line, .fault = true, .message = message, .size = size
+    };
     char *rest = copy(row->file, row->faults[i].changes, strlen(row->faults[i].changes));
     char *next;
 
-    /* The old pairs are copied: appending to a full array in place would write into the row's own. */
+    /* The old pairs are copied: appending to a full array in place would write into the row's
+     * own. */
     *out = (case_row){ .id = row->id, .line = row->line, .file = row->file };
     p.row = out;
     for (int k = 0; k < row->num_pairs; k++)
@@ -888,7 +932,7 @@ bool case_apply_fault(const case_row *row, int i, case_row *out, char *message, 
     return fill_row(&p, out);
 }
 
-/* ------------------------------------------------------------------------------------------ whole files */
+/* ---------------------------------------------------------------------------------- whole files */
 
 static bool begin_row(parser *p, const char *id)
 {
@@ -960,7 +1004,8 @@ static bool read_text(parser *p, char *text, size_t length)
     return true;
 }
 
-case_file *case_parse(const char *name, const char *text, size_t length, bool extended, char *message, size_t size)
+case_file *case_parse(const char *name, const char *text, size_t length, bool extended,
+                      char *message, size_t size)
 {
     case_file *file = calloc(1, sizeof *file);
     parser p = { .file = file, .message = message, .size = size };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cases.h -- case rows: situations in which an attention engine went wrong, as text (cases/README.md).
+/* cases.h -- case rows: situations in which an attention engine went wrong, as text
+ * (cases/README.md).
  *
- * A case_file owns its rows and everything they point to. cases.c parses (strictly: what the page does
- * not list is an error with file and line), cases_gen.c makes the numbers and asks ref.c for the answer,
- * cases_ways.c spreads a row over its axes: a way is one point of them.
+ * A case_file owns its rows and everything they point to. cases.c parses (strictly: what the page
+ * does not list is an error with file and line), cases_gen.c makes the numbers and asks ref.c for
+ * the answer, cases_ways.c spreads a row over its axes: a way is one point of them.
  */
 #ifndef FOVEAL_TESTS_CASES_H
 #define FOVEAL_TESTS_CASES_H
@@ -18,11 +19,28 @@ enum { CASE_DTYPE_F16, CASE_DTYPE_BF16, CASE_DTYPE_F32, CASE_DTYPES };
 enum { CASE_KV_SAME, CASE_KV_E4M3, CASE_KV_E5M2, CASE_KV_FP4G16, CASE_KVS };
 enum { CASE_MEM_PAGED, CASE_MEM_RAGGED, CASE_MEMS };
 enum { CASE_LAYOUT_NHD, CASE_LAYOUT_HND, CASE_LAYOUTS };
-enum { CASE_PLACE_IDENTITY, CASE_PLACE_REVERSED, CASE_PLACE_RANDOM, CASE_PLACE_SCATTERED, CASE_PLACES };
 enum {
-    CASE_VIEW_CONTIG, CASE_VIEW_KVPAGE, CASE_VIEW_KVTOKEN, CASE_VIEW_QSLICE, CASE_VIEW_OPAD,
-    CASE_VIEW_LAYERS32, CASE_VIEW_OFF2, CASE_VIEW_OFF4, CASE_VIEW_OFF8, CASE_VIEW_HS0, CASE_VIEW_HS1,
-    CASE_VIEW_HSBIG, CASE_VIEW_MIXED, CASE_VIEWS
+    CASE_PLACE_IDENTITY,
+    CASE_PLACE_REVERSED,
+    CASE_PLACE_RANDOM,
+    CASE_PLACE_SCATTERED,
+    CASE_PLACES
+};
+enum {
+    CASE_VIEW_CONTIG,
+    CASE_VIEW_KVPAGE,
+    CASE_VIEW_KVTOKEN,
+    CASE_VIEW_QSLICE,
+    CASE_VIEW_OPAD,
+    CASE_VIEW_LAYERS32,
+    CASE_VIEW_OFF2,
+    CASE_VIEW_OFF4,
+    CASE_VIEW_OFF8,
+    CASE_VIEW_HS0,
+    CASE_VIEW_HS1,
+    CASE_VIEW_HSBIG,
+    CASE_VIEW_MIXED,
+    CASE_VIEWS
 };
 enum { CASE_LSE_TH, CASE_LSE_HT, CASE_LSES };
 enum { CASE_DATA_GEN, CASE_DATA_ZERO, CASE_DATA_CONST };
@@ -76,16 +94,20 @@ typedef struct case_fault {
     char *words;
 } case_fault;
 
-/* What the engine can do beyond the page; keys x_NAME, read only when the caller of case_parse allows them. */
+/* What the engine can do beyond the page; keys x_NAME, read only when the caller of case_parse
+ * allows them. */
 typedef struct case_extra {
     int rope_dim;                       /* x_rope: rotary elements; 0: none */
     bool interleaved;                   /* x_interleaved: pairs (2i, 2i+1) */
-    case_ints tree;                     /* x_tree: parent of each row (row of its request, -1), all requests */
+    case_ints tree;                     /* x_tree: parent of each row (row of its request, -1),
+                                           all requests */
     case_ints first;                    /* x_first: position of key 0 of each request */
-    int tail;                           /* x_tail: last elements of dk that lie in tensors of their own */
+    int tail;                           /* x_tail: last elements of dk that lie in tensors of
+                                           their own */
     bool int8;                          /* x_int8: K and V are int8; stored element = kv_grid * G */
     bool key_sums;                      /* x_key_sums: the second output */
-    bool head_scales;                   /* x_head_scales: stored elements of KV head h times 2^(h mod 3 - 1) */
+    bool head_scales;                   /* x_head_scales: stored elements of KV head h times 2^(h
+                                           mod 3 - 1) */
     bool v_ids;                         /* x_v_ids: V's pages have other ids than K's */
 } case_extra;
 
@@ -98,7 +120,8 @@ typedef struct case_row {
     char *id, *cls, *pain, *ref, *note;
     int line;
 
-    bool merge;                         /* op=merge: only tokens, hq, dv, states and the anchors count */
+    bool merge;                         /* op=merge: only tokens, hq, dv, states and the anchors
+                                           count */
     case_ints q, kv;
     int num_requests;
     int hq, hk, dk, dv;
@@ -155,7 +178,8 @@ typedef struct case_row {
     case_extra x;
 
     int64_t total_q, total_kv;          /* sums of q and kv */
-    int64_t *q_base, *kv_base;          /* [num_requests + 1] first row and first token of each request */
+    int64_t *q_base, *kv_base;          /* [num_requests + 1] first row and first token of each
+                                           request */
 
     case_pair *pairs;                   /* the row's lines, for case_apply_fault */
     int num_pairs;
@@ -170,15 +194,18 @@ typedef struct case_file {
     void *blocks;                       /* everything the rows own, freed at once */
 } case_file;
 
-/* Reads and checks a file. extended: keys x_NAME are legal. NULL: `message` (of `size` bytes) says where and why. */
+/* Reads and checks a file. extended: keys x_NAME are legal. NULL: `message` (of `size` bytes)
+ * says where and why. */
 case_file *case_read(const char *path, bool extended, char *message, size_t size);
 
 /* The same from memory; `name` is used in messages. */
-case_file *case_parse(const char *name, const char *text, size_t length, bool extended, char *message, size_t size);
+case_file *case_parse(const char *name, const char *text, size_t length, bool extended,
+                      char *message, size_t size);
 
 void case_free(case_file *file);
 
-/* The row with the changes of fault `i`; its memory belongs to the row's file. False: `message` says why. */
+/* The row with the changes of fault `i`; its memory belongs to the row's file. False: `message`
+ * says why. */
 bool case_apply_fault(const case_row *row, int i, case_row *out, char *message, size_t size);
 
 /* ---- cases_gen.c: the numbers of a row, as the page defines them ---- */
@@ -186,7 +213,8 @@ bool case_apply_fault(const case_row *row, int i, case_row *out, char *message, 
 uint32_t case_hash(uint32_t seed, uint32_t i);
 double case_g(uint32_t seed, uint32_t i, int grid);
 
-/* Elements as stored (before scales). `token` counts over all requests: case_q_token and case_kv_token find it. */
+/* Elements as stored (before scales). `token` counts over all requests: case_q_token and
+ * case_kv_token find it. */
 double case_q(const case_row *row, int64_t token, int head, int dim);
 double case_k(const case_row *row, int64_t token, int head, int dim);
 double case_v(const case_row *row, int64_t token, int head, int dim);     /* not for mla */
@@ -200,7 +228,8 @@ int64_t case_first_position(const case_row *row, int request);
 /* The f32 frequency of a rotary pair: 10000^(-2 pair / dim). */
 float case_frequency(int dim, int pair);
 
-/* What the stored element times: tensor scale and, if the row has them, scale per token and head. */
+/* What the stored element times: tensor scale and, if the row has them, scale per token and
+ * head. */
 double case_k_factor(const case_row *row, int64_t token, int head);
 double case_v_factor(const case_row *row, int64_t token, int head);
 double case_head_scale(int head);
@@ -242,11 +271,12 @@ typedef struct case_request {
     uint8_t *bits;
 } case_request;
 
-bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo, int64_t hi,
-                       case_request *out);
+bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo,
+                       int64_t hi, case_request *out);
 void case_request_free(case_request *request);
 
-/* The answer to a row: O and LSE of the compared rows (all, or the first and last `check` of each request). */
+/* The answer to a row: O and LSE of the compared rows (all, or the first and last `check` of
+ * each request). */
 typedef struct case_answer {
     int64_t n;                          /* compared rows; for a merge: tokens */
     int64_t *rows;                      /* [n] global row numbers, ascending */
@@ -262,16 +292,22 @@ typedef struct case_answer {
 bool case_solve(const case_row *row, int threads, case_answer *out);
 void case_answer_free(case_answer *answer);
 
-/* seen[total_kv]: 1 where a row of the key's own request sees it (by token of the request, not of a shared source). */
+/* seen[total_kv]: 1 where a row of the key's own request sees it (by token of the request, not
+ * of a shared source). */
 uint8_t *case_seen(const case_row *row);
 
 /* ---- cases_ways.c: a row spread over its axes ---- */
 
-/* Paged: CSR with lengths and a spare entry per request; CSR with last-page lengths, i64, every second entry of a
- * longer array; 2-D; 2-D whose rows are named by table_rows. Ragged: offsets alone; offsets with room behind each
- * request, and lengths. */
+/* Paged: CSR with lengths and a spare entry per request; CSR with last-page lengths, i64, every
+ * second entry of a longer array; 2-D; 2-D whose rows are named by table_rows. Ragged: offsets
+ * alone; offsets with room behind each request, and lengths. */
 enum {
-    CASE_TABLE_CSR, CASE_TABLE_CSR_LAST, CASE_TABLE_2D, CASE_TABLE_2D_ROWS, CASE_TABLE_TIGHT, CASE_TABLE_SLACK,
+    CASE_TABLE_CSR,
+    CASE_TABLE_CSR_LAST,
+    CASE_TABLE_2D,
+    CASE_TABLE_2D_ROWS,
+    CASE_TABLE_TIGHT,
+    CASE_TABLE_SLACK,
     CASE_TABLES
 };
 enum { CASE_BASE_E, CASE_BASE_2, CASE_BASES };
@@ -287,23 +323,39 @@ extern const int64_t case_pad_ids[CASE_PADS];
 
 /* ROOM: a plan's maxima are exactly those of the batch, or larger. */
 enum {
-    CASE_AXIS_MEM, CASE_AXIS_VIEW, CASE_AXIS_LAYOUT, CASE_AXIS_PAGE, CASE_AXIS_SPLITS, CASE_AXIS_PLACE,
-    CASE_AXIS_TABLE, CASE_AXIS_PAD, CASE_AXIS_LSE, CASE_AXIS_BASE, CASE_AXIS_MASK, CASE_AXIS_POISON,
-    CASE_AXIS_INVARIANT, CASE_AXIS_ROOM, CASE_AXIS_SHARING, CASE_AXES
+    CASE_AXIS_MEM,
+    CASE_AXIS_VIEW,
+    CASE_AXIS_LAYOUT,
+    CASE_AXIS_PAGE,
+    CASE_AXIS_SPLITS,
+    CASE_AXIS_PLACE,
+    CASE_AXIS_TABLE,
+    CASE_AXIS_PAD,
+    CASE_AXIS_LSE,
+    CASE_AXIS_BASE,
+    CASE_AXIS_MASK,
+    CASE_AXIS_POISON,
+    CASE_AXIS_INVARIANT,
+    CASE_AXIS_ROOM,
+    CASE_AXIS_SHARING,
+    CASE_AXES
 };
 extern const char *const case_axis_names[CASE_AXES];
 
-enum { CASE_VOID = -1 };                /* the value of an axis that the other values leave without meaning */
+enum { CASE_VOID = -1 };                /* the value of an axis that the other values leave
+                                           without meaning */
 
-/* One way to run a row. Values: CASE_ constants; PAGE and SPLITS: the number itself (CASE_SPLITS_AUTO); PAD: an
- * index of case_pad_ids, or CASE_PADS for the row's own; INVARIANT and ROOM: 0 or 1. */
+/* One way to run a row. Values: CASE_ constants; PAGE and SPLITS: the number itself
+ * (CASE_SPLITS_AUTO); PAD: an index of case_pad_ids, or CASE_PADS for the row's own; INVARIANT
+ * and ROOM: 0 or 1. */
 typedef struct case_way {
     int dtype;
     int property;                       /* CASE_PROPERTY_ that is checked instead of the values */
     int axis[CASE_AXES];
 } case_way;
 
-/* In the invariant mode: a request alone, in another order, on other pages and splits; a row decoded alone. */
+/* In the invariant mode: a request alone, in another order, on other pages and splits; a row
+ * decoded alone. */
 enum { CASE_PROPERTY_NONE, CASE_PROPERTY_BATCH, CASE_PROPERTY_DECODE, CASE_PROPERTIES };
 extern const char *const case_property_names[CASE_PROPERTIES];
 
@@ -313,23 +365,26 @@ typedef struct case_ways {
     int room;
 } case_ways;
 
-/* The ways of a row for one element type. full: the product. Else turns are taken through the axes until every
- * value of each axis and every (page, splits) pair has occurred, or until there are `few` ways, if that is not 0;
- * `turn` says where they start. Free with case_ways_free. False: no memory. */
-bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few, case_ways *out);
+/* The ways of a row for one element type. full: the product. Else turns are taken through the
+ * axes until every value of each axis and every (page, splits) pair has occurred, or until there
+ * are `few` ways, if that is not 0; `turn` says where they start. Free with case_ways_free.
+ * False: no memory. */
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few,
+                    case_ways *out);
 
 /* Adds the ways in which properties of the invariant mode are checked. */
 bool case_ways_add_properties(const case_row *row, int dtype, unsigned turn, case_ways *ways);
 void case_ways_free(case_ways *ways);
 
-/* A value that the row names but that no way of this type can have; `why` gets the reason. Call with *axis = *value =
- * -1 first, then with what the last call left; false: there is no more. */
+/* A value that the row names but that no way of this type can have; `why` gets the reason. Call
+ * with *axis = *value = -1 first, then with what the last call left; false: there is no more. */
 bool case_next_void(const case_row *row, int dtype, int *axis, int *value, char *why, size_t size);
 
 /* "f16 paged page=16 splits=8 nhd ..." for people. */
 void case_way_print(const case_way *way, char *out, size_t size);
 
-/* The keys that every request has in common with request 0, if all share alike (and may be given as one segment). */
+/* The keys that every request has in common with request 0, if all share alike (and may be given
+ * as one segment). */
 int64_t case_common_prefix(const case_row *row);
 
 /* Does anything but the number of keys decide what a row sees? Then dense bits can say it too. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cases_gen.c -- the numbers of a row and the answer to it, as cases/README.md defines them.
  *
- * Everything is a function of (row, token, head, dim): nothing is stored, so that a row of any size can be
- * written wherever a test wants it. A token number counts over all requests; a shared key is the token of
- * the request that owns it, hence has the same numbers and the same scales.
+ * Everything is a function of (row, token, head, dim): nothing is stored, so that a row of any size
+ * can be written wherever a test wants it. A token number counts over all requests; a shared key is
+ * the token of the request that owns it, hence has the same numbers and the same scales.
  */
 #include "cases.h"
 
@@ -47,12 +47,13 @@ static double fp4(uint32_t seed, uint32_t i)
     return code & 8 ? -x : x;
 }
 
-/* ------------------------------------------------------------------------------------------------ elements */
+/* ------------------------------------------------------------------------------------- elements */
 
 /* Indices wrap at 2^32 by definition. */
 static uint32_t flat(int64_t token, int heads, int head, int width, int dim)
 {
-    return (uint32_t)(((uint64_t)token * (uint64_t)heads + (uint64_t)head) * (uint64_t)width + (uint64_t)dim);
+    return (uint32_t)(((uint64_t)token * (uint64_t)heads + (uint64_t)head) * (uint64_t)width
+                      + (uint64_t)dim);
 }
 
 static double overridden(const case_sets *sets, int64_t token, int head, int dim, double x)
@@ -171,15 +172,18 @@ double case_state_o(const case_row *row, int state, int64_t item, int dim)
 {
     if (case_state_empty(row, state, item))
         return 0;
-    return case_g((uint32_t)(3 + state), (uint32_t)((uint64_t)item * (uint64_t)row->dv + (uint64_t)dim), 64);
+    return case_g((uint32_t)(3 + state),
+                  (uint32_t)((uint64_t)item * (uint64_t)row->dv + (uint64_t)dim), 64);
 }
 
 double case_state_lse(const case_row *row, int state, int64_t item)
 {
-    return case_state_empty(row, state, item) ? -INFINITY : 4 * case_g((uint32_t)(11 + state), (uint32_t)item, 64);
+    return case_state_empty(row, state, item)
+               ? -INFINITY
+               : 4 * case_g((uint32_t)(11 + state), (uint32_t)item, 64);
 }
 
-/* ---------------------------------------------------------------------------------------- rules for ref.c */
+/* ------------------------------------------------------------------------------ rules for ref.c */
 
 static int64_t *widened(const case_ints *list)
 {
@@ -239,8 +243,9 @@ bool case_rules_make(const case_row *row, case_rules *out)
     out->block_cols = widened(&row->block_cols);
     if (row->block_map.n)
         out->block_map = flat_digits(&row->block_map, row->block_cols.n);
-    return (!row->alibi || out->slope) && (!row->has_sink || out->sink) && out->items && out->block_rows
-        && out->block_cols && (!row->block_map.n || out->block_map) && make_rope(row, out);
+    return (!row->alibi || out->slope) && (!row->has_sink || out->sink) && out->items
+           && out->block_rows && out->block_cols && (!row->block_map.n || out->block_map)
+           && make_rope(row, out);
 }
 
 void case_rules_free(case_rules *rules)
@@ -295,8 +300,8 @@ static void set_lists(const case_row *row, const case_rules *rules, int index, r
     r->num_block_cols = (int)row->block_cols.n;
 }
 
-bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo, int64_t hi,
-                       case_request *out)
+bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo,
+                       int64_t hi, case_request *out)
 {
     const int64_t keys = hi - lo, rows = row->q.at[index];
 
@@ -332,9 +337,10 @@ void case_request_free(case_request *request)
     request->bits = NULL;
 }
 
-/* ---------------------------------------------------------------------------------------------- the answer */
+/* ----------------------------------------------------------------------------------- the answer */
 
-/* Which rows of a request of q rows are compared: all, or the first and last `check`. Fills rows (local). */
+/* Which rows of a request of q rows are compared: all, or the first and last `check`. Fills rows
+ * (local). */
 static int64_t compared(const case_row *row, int64_t q, int64_t *rows)
 {
     int64_t n = 0;
@@ -361,7 +367,8 @@ static void summarise(const case_row *row, case_answer *a)
     }
 }
 
-static bool solve_request(const case_row *row, const case_rules *rules, int r, int threads, case_answer *a)
+static bool solve_request(const case_row *row, const case_rules *rules, int r, int threads,
+                          case_answer *a)
 {
     int64_t *rows = a->rows + a->n;
     const int64_t n = compared(row, row->q.at[r], rows), first = a->n * row->hq;
@@ -371,9 +378,10 @@ static bool solve_request(const case_row *row, const case_rules *rules, int r, i
         return true;
     if (!case_request_make(row, rules, r, 0, row->kv.at[r], &request))
         return false;
-    const bool ok = ref_attend(&rules->problem, &request.r, rows, n, threads, a->o + first * row->dv,
-                               a->lse + first);
-    if (ok && a->key_sums && !ref_key_sums(&rules->problem, &request.r, a->key_sums + row->kv_base[r] * row->hk)) {
+    const bool ok = ref_attend(&rules->problem, &request.r, rows, n, threads,
+                               a->o + first * row->dv, a->lse + first);
+    if (ok && a->key_sums
+        && !ref_key_sums(&rules->problem, &request.r, a->key_sums + row->kv_base[r] * row->hk)) {
         case_request_free(&request);
         return false;
     }
@@ -413,8 +421,8 @@ static bool solve_parts(const case_row *row, const case_rules *rules, case_answe
 }
 
 /* state_o: room for states * dv doubles; at: for states pointers. */
-static void merge_item(const case_row *row, int64_t item, double *state_o, const double **at, double *lse,
-                       case_answer *a)
+static void merge_item(const case_row *row, int64_t item, double *state_o, const double **at,
+                       double *lse, case_answer *a)
 {
     for (int s = 0; s < row->states; s++) {
         at[s] = state_o + (int64_t)s * row->dv;
@@ -497,7 +505,8 @@ void case_answer_free(case_answer *answer)
 
 static bool any_row_sees(const case_rules *rules, const ref_request *r, int64_t key)
 {
-    const int64_t own = key - (r->keys - r->rows);      /* the row at the key's position: if any, then most often it */
+    const int64_t own = key - (r->keys - r->rows);      /* the row at the key's position: if any,
+                                                           then most often it */
 
     if (own >= 0 && own < r->rows && ref_visible(&rules->problem, r, own, key, 0))
         return true;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cases_ways.c -- a row spread over its axes.
  *
- * A way gives one value to every axis. Some pairs of values exclude each other (a ragged way has no pages): the
- * rules are all in goes(). An axis that the others leave without meaning gets CASE_VOID.
+ * A way gives one value to every axis. Some pairs of values exclude each other (a ragged way has no
+ * pages): the rules are all in goes(). An axis that the others leave without meaning gets
+ * CASE_VOID.
  */
 #include "cases.h"
 
@@ -17,16 +18,19 @@ const char *const case_poison_names[] = { "nan", "inf", "big" };
 const char *const case_sharing_names[] = { "off", "find", "given" };
 const char *const case_property_names[] = { "", "batch", "decode" };
 const int64_t case_pad_ids[] = { -1, 0, 1 << 30, INT32_MAX };
-const char *const case_axis_names[] = { "mem", "view", "layout", "page", "splits", "placement", "table", "pad_id",
-                                        "lse_layout", "base", "mask", "poison", "invariant", "room", "sharing" };
+const char *const case_axis_names[] = {
+    "mem",        "view", "layout", "page",   "splits",    "placement", "table",  "pad_id",
+    "lse_layout", "base", "mask",   "poison", "invariant", "room",      "sharing"
+};
 
 enum { UNSET = -2 };
-enum { MAX_VALUES = 256 };             /* of one axis; a row with more page sizes than that loses the rest */
+enum { MAX_VALUES = 256 };             /* of one axis; a row with more page sizes than that loses
+                                          the rest */
 
 static bool has_rules(const case_row *row)
 {
-    return row->causal || row->window_left >= 0 || row->window_right >= 0 || row->diag || row->key_ranges.at
-        || row->items.n || row->block_map.n || row->x.tree.n;
+    return row->causal || row->window_left >= 0 || row->window_right >= 0 || row->diag
+           || row->key_ranges.at || row->items.n || row->block_map.n || row->x.tree.n;
 }
 
 int64_t case_common_prefix(const case_row *row)
@@ -45,7 +49,7 @@ bool case_has_mask(const case_row *row)
     return has_rules(row) || row->bits.n;
 }
 
-/* --------------------------------------------------------------------------------------------- the axes' values */
+/* ----------------------------------------------------------------------------- the axes' values */
 
 typedef struct values {
     int *at;
@@ -76,7 +80,8 @@ static void add_list(values *v, const case_ints *list)
 
 static bool needs_invariant(const case_row *row)
 {
-    return row->same_bits & (CASE_SAME_REQUEST | CASE_SAME_SPLIT) || (row->same_bits & CASE_SAME_PAGE && row->share);
+    return row->same_bits & (CASE_SAME_REQUEST | CASE_SAME_SPLIT)
+           || (row->same_bits & CASE_SAME_PAGE && row->share);
 }
 
 static bool axis_values(const case_row *row, int axis, values *v)
@@ -93,7 +98,9 @@ static bool axis_values(const case_row *row, int axis, values *v)
     case CASE_AXIS_SPLITS: add_list(v, &row->splits); break;
     case CASE_AXIS_PLACE: add_set(v, row->placement, CASE_PLACES); break;
     case CASE_AXIS_TABLE: add_set(v, (1u << CASE_TABLES) - 1, CASE_TABLES); break;
-    case CASE_AXIS_PAD: add_set(v, row->has_pad_id ? 1u << CASE_PADS : (1u << CASE_PADS) - 1, CASE_PADS + 1); break;
+    case CASE_AXIS_PAD:
+        add_set(v, row->has_pad_id ? 1u << CASE_PADS : (1u << CASE_PADS) - 1, CASE_PADS + 1);
+        break;
     case CASE_AXIS_LSE: add_set(v, row->lse_layout, CASE_LSES); break;
     case CASE_AXIS_BASE: add_set(v, 3, CASE_BASES); break;
     case CASE_AXIS_MASK: add_set(v, has_rules(row) ? 3 : 1, CASE_MASKS); break;
@@ -101,19 +108,24 @@ static bool axis_values(const case_row *row, int axis, values *v)
     case CASE_AXIS_INVARIANT: add_set(v, row->heavy && !needs_invariant(row) ? 1 : 3, 2); break;
     case CASE_AXIS_ROOM: add_set(v, 3, 2); break;
     case CASE_AXIS_SHARING:
-        add_set(v, !row->share || row->block_map.n ? 1 : case_common_prefix(row) ? 7 : 3, CASE_SHARINGS);
+        add_set(v,
+                !row->share || row->block_map.n ? 1
+                : case_common_prefix(row)       ? 7
+                                                : 3,
+                CASE_SHARINGS);
         break;
     }
     return true;
 }
 
-/* ------------------------------------------------------------------------------------ which values go together */
+/* --------------------------------------------------------------------- which values go together */
 
 static int element_bytes(const case_row *row, int dtype)
 {
     const int q = dtype == CASE_DTYPE_F32 ? 4 : 2;
 
-    return row->kv_dtype == CASE_KV_SAME ? q : 1;       /* the smallest of the row's tensors decides */
+    return row->kv_dtype == CASE_KV_SAME ? q : 1;       /* the smallest of the row's tensors
+                                                           decides */
 }
 
 /* NULL, or why the row has no way at all with this view. */
@@ -123,7 +135,8 @@ static const char *view_refused(const case_row *row, int dtype, int view)
 
     switch (view) {
     case CASE_VIEW_OFF2: case CASE_VIEW_OFF4: case CASE_VIEW_OFF8:
-        return offset % element_bytes(row, dtype) ? "the element size does not divide the offset" : NULL;
+        return offset % element_bytes(row, dtype) ? "the element size does not divide the offset"
+                                                  : NULL;
     case CASE_VIEW_HS0: case CASE_VIEW_HS1: case CASE_VIEW_HSBIG:
         return row->hk != 1 ? "this view is for one KV head" : NULL;
     case CASE_VIEW_KVPAGE: case CASE_VIEW_KVTOKEN: case CASE_VIEW_MIXED:
@@ -137,7 +150,8 @@ static bool paged_only(int view)
     return view == CASE_VIEW_KVPAGE || view == CASE_VIEW_LAYERS32;
 }
 
-/* Block rows as segments: pages are whole, so every block border has to be a page border (the end excepted). */
+/* Block rows as segments: pages are whole, so every block border has to be a page border (the
+ * end excepted). */
 static bool blocks_fit_pages(const case_row *row, int page)
 {
     int64_t at = 0;
@@ -171,7 +185,8 @@ static bool goes(const case_row *row, const case_way *way)
     if (row->block_map.n && set_and(a[CASE_AXIS_MASK], CASE_MASK_OWN) && !ragged && page > 0
         && !blocks_fit_pages(row, page))
         return false;
-    if (set_and(a[CASE_AXIS_SHARING], CASE_SHARING_GIVEN) && page > 0 && case_common_prefix(row) % page)
+    if (set_and(a[CASE_AXIS_SHARING], CASE_SHARING_GIVEN) && page > 0
+        && case_common_prefix(row) % page)
         return false;
     return true;
 }
@@ -187,7 +202,7 @@ static void clean(case_way *way)
         a[CASE_AXIS_LAYOUT] = CASE_VOID;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the product */
+/* ---------------------------------------------------------------------------------- the product */
 
 static bool push(case_ways *ways, const case_way *way)
 {
@@ -206,7 +221,8 @@ static bool push(case_ways *ways, const case_way *way)
     return true;
 }
 
-/* Is `value` the first of the axis, for an axis that the way makes void? Keeps the product free of twins. */
+/* Is `value` the first of the axis, for an axis that the way makes void? Keeps the product free
+ * of twins. */
 static bool needless(const case_way *way, int axis, bool first)
 {
     case_way cleaned = *way;
@@ -234,7 +250,7 @@ static bool product(const case_row *row, const values *v, int axis, case_way *wa
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------ the turns */
+/* ------------------------------------------------------------------------------------ the turns */
 
 typedef struct turns {
     const case_row *row;
@@ -251,8 +267,8 @@ static int place_of(const values *v, int x)
     return -1;
 }
 
-/* The value of an axis that was used least so far, of those not yet tried; ties are broken by a hash of the turn, so that
- * axes of two values do not march in step. -1: none left. */
+/* The value of an axis that was used least so far, of those not yet tried; ties are broken by a
+ * hash of the turn, so that axes of two values do not march in step. -1: none left. */
 static int least_used(const turns *t, int axis, const bool *tried)
 {
     const int n = t->v[axis].n;
@@ -285,7 +301,8 @@ static bool search(const turns *t, int axis, case_way *way)
     return false;
 }
 
-/* Completes a way in which some axes are set, and adds it. Skips it (true) where the set values do not go. */
+/* Completes a way in which some axes are set, and adds it. Skips it (true) where the set values
+ * do not go. */
 static bool complete(turns *t, case_way *way, case_ways *out)
 {
     if (!goes(t->row, way) || !search(t, 0, way))
@@ -342,7 +359,8 @@ static bool take_few(turns *t, int dtype, int n, case_ways *out)
     return true;
 }
 
-/* same_bits compares ways with each other, in the invariant mode where the page says so: make sure they exist. */
+/* same_bits compares ways with each other, in the invariant mode where the page says so: make
+ * sure they exist. */
 static bool add_same_bits(turns *t, int dtype, case_ways *out)
 {
     const case_row *row = t->row;
@@ -405,7 +423,8 @@ bool case_ways_add_properties(const case_row *row, int dtype, unsigned turn, cas
     return ok;
 }
 
-bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few, case_ways *out)
+bool case_ways_make(const case_row *row, int dtype, bool full, unsigned turn, int few,
+                    case_ways *out)
 {
     values v[CASE_AXES] = { { 0 } };
     turns t = { .row = row, .v = v, .turn = turn };
@@ -431,7 +450,7 @@ void case_ways_free(case_ways *ways)
     *ways = (case_ways){ 0 };
 }
 
-/* ------------------------------------------------------------------------------------------------------ for people */
+/* ----------------------------------------------------------------------------------- for people */
 
 bool case_next_void(const case_row *row, int dtype, int *axis, int *value, char *why, size_t size)
 {
@@ -445,7 +464,8 @@ bool case_next_void(const case_row *row, int dtype, int *axis, int *value, char 
         if (!(row->view >> view & 1) || !reason)
             continue;
         *value = view;
-        snprintf(why, size, "view=%s with %s: %s", case_view_names[view], case_dtype_names[dtype], reason);
+        snprintf(why, size, "view=%s with %s: %s", case_view_names[view], case_dtype_names[dtype],
+                 reason);
         return true;
     }
     return false;
@@ -472,14 +492,17 @@ void case_way_print(const case_way *way, char *out, size_t size)
         snprintf(page, sizeof page, " page=%d", a[CASE_AXIS_PAGE]);
     if (a[CASE_AXIS_SPLITS] != CASE_SPLITS_AUTO)
         snprintf(splits, sizeof splits, "%d", a[CASE_AXIS_SPLITS]);
-    snprintf(out, size, "%s %s%s splits=%s %s %s %s table=%s pad=%d lse=%s/%s mask=%s poison=%s%s%s%s%s%s%s",
-             case_dtype_names[way->dtype], name_of(case_mem_names, a[CASE_AXIS_MEM]), page, splits,
-             name_of(case_layout_names, a[CASE_AXIS_LAYOUT]), name_of(case_view_names, a[CASE_AXIS_VIEW]),
-             name_of(case_place_names, a[CASE_AXIS_PLACE]), name_of(case_table_names, a[CASE_AXIS_TABLE]),
-             a[CASE_AXIS_PAD], name_of(case_lse_names, a[CASE_AXIS_LSE]), name_of(case_base_names, a[CASE_AXIS_BASE]),
-             name_of(case_mask_names, a[CASE_AXIS_MASK]), name_of(case_poison_names, a[CASE_AXIS_POISON]),
-             a[CASE_AXIS_INVARIANT] ? " invariant" : "", a[CASE_AXIS_ROOM] ? " room" : "",
-             a[CASE_AXIS_SHARING] > 0 ? " sharing=" : "",
-             a[CASE_AXIS_SHARING] > 0 ? case_sharing_names[a[CASE_AXIS_SHARING]] : "",
-             way->property ? " property=" : "", case_property_names[way->property]);
+    snprintf(
+        out, size,
+        "%s %s%s splits=%s %s %s %s table=%s pad=%d lse=%s/%s mask=%s poison=%s%s%s%s%s%s%s",
+        case_dtype_names[way->dtype], name_of(case_mem_names, a[CASE_AXIS_MEM]), page, splits,
+        name_of(case_layout_names, a[CASE_AXIS_LAYOUT]),
+        name_of(case_view_names, a[CASE_AXIS_VIEW]), name_of(case_place_names, a[CASE_AXIS_PLACE]),
+        name_of(case_table_names, a[CASE_AXIS_TABLE]), a[CASE_AXIS_PAD],
+        name_of(case_lse_names, a[CASE_AXIS_LSE]), name_of(case_base_names, a[CASE_AXIS_BASE]),
+        name_of(case_mask_names, a[CASE_AXIS_MASK]),
+        name_of(case_poison_names, a[CASE_AXIS_POISON]), a[CASE_AXIS_INVARIANT] ? " invariant" : "",
+        a[CASE_AXIS_ROOM] ? " room" : "", a[CASE_AXIS_SHARING] > 0 ? " sharing=" : "",
+        a[CASE_AXIS_SHARING] > 0 ? case_sharing_names[a[CASE_AXIS_SHARING]] : "",
+        way->property ? " property=" : "", case_property_names[way->property]);
 }

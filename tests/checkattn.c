@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkattn.c -- every case row on the engine, in every way that the row asks for, against the definition (ref.c).
+/* checkattn.c -- every case row on the engine, in every way that the row asks for, against the
+ * definition (ref.c).
  *
- *     checkattn [--cases FILE] [--id PREFIX] [--class NAME] [--isa NAME] [--device cpu|cuda:N] [--full | --fast] ...
+ *     checkattn [--cases FILE] [--id PREFIX] [--class NAME] [--isa NAME] [--device cpu|cuda:N]
+ *               [--full | --fast] ...
  *
- * For each row: the answer and the bytes are made once, here; then a child process for each element type and CPU level opens
- * a context, runs the ways and reports each through a pipe. A child that dies or hangs costs one way: that way has
- * failed, and the next child goes on behind it. On a GPU a child runs row after row, for the driver takes long to start:
- * there such an end costs a row. What passed can be timed (--time).
+ * For each row: the answer and the bytes are made once, here; then a child process for each element
+ * type and CPU level opens a context, runs the ways and reports each through a pipe. A child that
+ * dies or hangs costs one way: that way has failed, and the next child goes on behind it. On a GPU
+ * a child runs row after row, for the driver takes long to start: there such an end costs a row.
+ * What passed can be timed (--time).
  *
- * Output: one line per row and level (--verbose: and per way), each failure, totals. Exit 0 only if everything
- * passed; 2 for a wrong call or an unreadable file.
+ * Output: one line per row and level (--verbose: and per way), each failure, totals. Exit 0 only if
+ * everything passed; 2 for a wrong call or an unreadable file.
  */
 #include "checkattn.h"
 #include "checkattn_gpu.h"
@@ -43,7 +46,8 @@ typedef struct options {
 } options;
 
 typedef struct totals {
-    int64_t pass, fail, refused, allowed, not_run;      /* ways; allowed: refusals that the page permits */
+    int64_t pass, fail, refused, allowed, not_run;      /* ways; allowed: refusals that the page
+                                                           permits */
 } totals;
 
 static options opt = { .cases = FV_TEST_CASES, .id = "", .seed = 1, .count = 200 };
@@ -69,7 +73,7 @@ static progress *live;                  /* this worker's; NULL: there are no wor
 static fv_ctx *gpu_ctx;                 /* the worker's */
 static bool device_broken;
 
-/* ----------------------------------------------------------------------------------------------- messages */
+/* ------------------------------------------------------------------------------------- messages */
 
 /* From child to parent, smaller than PIPE_BUF: whole or not at all. */
 typedef struct message {
@@ -105,7 +109,7 @@ static double limit_seconds(const case_row *row)
     return row->heavy ? 600 : 60;
 }
 
-/* ------------------------------------------------------------------------------------------------ same bits */
+/* ------------------------------------------------------------------------------------ same bits */
 
 /* One entry per group of ways that must agree. */
 typedef struct bits_seen {
@@ -114,8 +118,8 @@ typedef struct bits_seen {
     uint64_t o, lse;
 } bits_seen;
 
-/* What the bits may depend on: see "Same bits" of the page. In the invariant mode a request's bits depend on nothing but its data and
- * the problem. -3 stands for "anything". */
+/* What the bits may depend on: see "Same bits" of the page. In the invariant mode a request's
+ * bits depend on nothing but its data and the problem. -3 stands for "anything". */
 static void bits_key(const case_row *row, const case_way *way, bool lse, int *key)
 {
     const int *a = way->axis;
@@ -125,9 +129,11 @@ static void bits_key(const case_row *row, const case_way *way, bool lse, int *ke
     key[1] = a[CASE_AXIS_MASK];
     key[2] = lse ? a[CASE_AXIS_BASE] : -3;
     key[3] = invariant ? -3 : a[CASE_AXIS_SPLITS];
-    key[4] = invariant || row->same_bits & CASE_SAME_PAGE ? (invariant ? -3 : a[CASE_AXIS_MEM]) : a[CASE_AXIS_PAGE];
+    key[4] = invariant || row->same_bits & CASE_SAME_PAGE ? (invariant ? -3 : a[CASE_AXIS_MEM])
+                                                          : a[CASE_AXIS_PAGE];
     key[5] = invariant ? -3 : a[CASE_AXIS_ROOM];
-    key[6] = invariant && a[CASE_AXIS_SHARING] == CASE_SHARING_FIND ? CASE_SHARING_OFF : a[CASE_AXIS_SHARING];
+    key[6] = invariant && a[CASE_AXIS_SHARING] == CASE_SHARING_FIND ? CASE_SHARING_OFF
+                                                                    : a[CASE_AXIS_SHARING];
 }
 
 /* The entry of this key, made if there is none (then ->way is -1). */
@@ -151,7 +157,8 @@ static void differ(const work *w, const bits_seen *b, const char *what, result *
     snprintf(r->text, sizeof r->text, "%s has other bits than in the way: %s", what, other);
 }
 
-/* Compares with the ways before that must give the same; `seen` has room for two entries per way. */
+/* Compares with the ways before that must give the same; `seen` has room for two entries per
+ * way. */
 static void check_bits(const work *w, int way, bits_seen *seen, int *n, result *r)
 {
     const case_row *row = w->sh->row;
@@ -159,7 +166,8 @@ static void check_bits(const work *w, int way, bits_seen *seen, int *n, result *
 
     if (r->verdict != PASS || w->ways->at[way].property)
         return;
-    if (row->same_bits & CASE_SAME_REQUEST && w->ways->at[way].axis[CASE_AXIS_INVARIANT] == 1 && !r->requests_agree) {
+    if (row->same_bits & CASE_SAME_REQUEST && w->ways->at[way].axis[CASE_AXIS_INVARIANT] == 1
+        && !r->requests_agree) {
         r->verdict = FAIL;
         snprintf(r->text, sizeof r->text, "the requests of the row have different bits");
         return;
@@ -179,7 +187,7 @@ static void check_bits(const work *w, int way, bits_seen *seen, int *n, result *
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- the child */
+/* ------------------------------------------------------------------------------------ the child */
 
 static fv_ctx *open_context(const char *level, result *r)
 {
@@ -214,7 +222,8 @@ static void check_time(const case_row *row, result *r)
     if (opt.no_limit || r->verdict != PASS || r->us <= 1e6 * limit_seconds(row))
         return;
     r->verdict = FAIL;
-    snprintf(r->text, sizeof r->text, "took %.1f s; more than %g s is a hang", r->us / 1e6, limit_seconds(row));
+    snprintf(r->text, sizeof r->text, "took %.1f s; more than %g s is a hang", r->us / 1e6,
+             limit_seconds(row));
 }
 
 /* All ways from `first` on. */
@@ -251,7 +260,7 @@ static void run_ways(const work *w, int first)
     tell(w, &m);
 }
 
-/* ------------------------------------------------------------------------------------------------- the parent */
+/* ----------------------------------------------------------------------------------- the parent */
 
 static void csv_line(const report *rep, int way, const result *r)
 {
@@ -260,9 +269,10 @@ static void csv_line(const report *rep, int way, const result *r)
     if (!opt.csv)
         return;
     case_way_print(&rep->ways->at[way], words, sizeof words);
-    fprintf(opt.csv, "%s,%s,%s,%s,%s,%s,%.4g,%.9g,%.3f,%.4g,%.4g,%s\n", rep->row->id, rep->row->cls, rep->level,
-            rep->dtype, words, verdict_names[r->verdict], r->worst, r->mo, r->us, r->us > 0 ? r->bytes / r->us / 1e3 : 0,
-            r->us > 0 ? r->flops / r->us / 1e6 : 0, r->kernel);
+    fprintf(opt.csv, "%s,%s,%s,%s,%s,%s,%.4g,%.9g,%.3f,%.4g,%.4g,%s\n", rep->row->id, rep->row->cls,
+            rep->level, rep->dtype, words, verdict_names[r->verdict], r->worst, r->mo, r->us,
+            r->us > 0 ? r->bytes / r->us / 1e3 : 0, r->us > 0 ? r->flops / r->us / 1e6 : 0,
+            r->kernel);
 }
 
 /* f32 on a GPU and the mixed view may be refused; nothing else. */
@@ -296,8 +306,8 @@ static void count_verdict(totals *t, const case_way *way, verdict v)
 
 static void print_timing(const report *rep, const result *r)
 {
-    printf("  time    %s [%s] %s: %.1f us, %.2f GB/s, %.3f TFLOP/s, %s\n", rep->row->id, rep->level, rep->dtype, r->us,
-           r->bytes / r->us / 1e3, r->flops / r->us / 1e6, r->kernel);
+    printf("  time    %s [%s] %s: %.1f us, %.2f GB/s, %.3f TFLOP/s, %s\n", rep->row->id, rep->level,
+           rep->dtype, r->us, r->bytes / r->us / 1e3, r->flops / r->us / 1e6, r->kernel);
 }
 
 static void hear(report *rep, const message *m)
@@ -323,7 +333,9 @@ static void hear(report *rep, const message *m)
 /* Reads messages until the child is done, dead, or silent for too long. True: too long. */
 static bool listen_to(int fd, report *rep)
 {
-    const double patience = opt.no_limit ? 1e6 : 1.5 * limit_seconds(rep->row) + 30;     /* setting up is not the engine's time */
+    const double patience =
+        opt.no_limit ? 1e6
+                     : 1.5 * limit_seconds(rep->row) + 30; /* setting up is not the engine's time */
     message m;
 
     for (;;) {
@@ -344,12 +356,14 @@ static void blame(report *rep, bool hung, int status)
     message m = { .kind = ENDS, .way = rep->next, .r = { .verdict = FAIL } };
 
     if (hung)
-        snprintf(m.r.text, sizeof m.r.text, "hangs: nothing for over %g s", limit_seconds(rep->row));
+        snprintf(m.r.text, sizeof m.r.text, "hangs: nothing for over %g s",
+                 limit_seconds(rep->row));
     else if (WIFSIGNALED(status))
-        snprintf(m.r.text, sizeof m.r.text, "the process was killed by signal %d (%s)", WTERMSIG(status),
-                 strsignal(WTERMSIG(status)));
+        snprintf(m.r.text, sizeof m.r.text, "the process was killed by signal %d (%s)",
+                 WTERMSIG(status), strsignal(WTERMSIG(status)));
     else
-        snprintf(m.r.text, sizeof m.r.text, "the process ended with status %d", WEXITSTATUS(status));
+        snprintf(m.r.text, sizeof m.r.text, "the process ended with status %d",
+                 WEXITSTATUS(status));
     hear(rep, &m);
 }
 
@@ -382,7 +396,7 @@ static void run_children(work *w, report *rep)
     }
 }
 
-/* ---------------------------------------------------------------------------------- what all ways of a row share */
+/* ----------------------------------------------------------------- what all ways of a row share */
 
 typedef struct bit_job {
     const shared *sh;
@@ -472,7 +486,9 @@ static bool prepare(const case_row *row, prepared *p)
         return false;
     if (!row->merge && needs_bits(row) && !dense_bits(row, &p->bits, &p->bits_at))
         return false;
-    p->sh = (shared){ .row = row, .answer = &p->answer, .seen = p->seen, .bits = p->bits, .bits_at = p->bits_at };
+    p->sh = (shared){
+        .row = row, .answer = &p->answer, .seen = p->seen, .bits = p->bits, .bits_at = p->bits_at
+    };
     return true;
 }
 
@@ -484,7 +500,7 @@ static void unprepare(prepared *p)
     free(p->bits_at);
 }
 
-/* --------------------------------------------------------------------------------------------------- the rows */
+/* ------------------------------------------------------------------------------------- the rows */
 
 static double row_flops(const case_row *row)
 {
@@ -530,10 +546,12 @@ static void add_totals(totals *to, const totals *t)
 }
 
 /* One type on one level. */
-static void run_level(const prepared *p, const stored *st, int dtype, const case_ways *ways, const char *level,
-                      totals *row_totals, double *worst)
+static void run_level(const prepared *p, const stored *st, int dtype, const case_ways *ways,
+                      const char *level, totals *row_totals, double *worst)
 {
-    report rep = { .row = p->sh.row, .ways = ways, .level = level, .dtype = case_dtype_names[dtype] };
+    report rep = {
+        .row = p->sh.row, .ways = ways, .level = level, .dtype = case_dtype_names[dtype]
+    };
     work w = { .sh = &p->sh, .st = st, .ways = ways, .level = level, .fd = -1, .report = &rep };
 
     if (opt.no_fork)
@@ -552,7 +570,8 @@ static void not_run(const case_row *row, int dtype, const char *why, totals *t)
     t->not_run++;
 }
 
-/* Views that the row names but that cannot be: the page lets offsets go that the element size does not divide. */
+/* Views that the row names but that cannot be: the page lets offsets go that the element size
+ * does not divide. */
 static void list_void(const case_row *row, int dtype, totals *t)
 {
     int axis = -1, value = -1;
@@ -590,11 +609,14 @@ static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
         return;
     }
     for (int i = 0; i < num_levels; i++) {
-        const unsigned turn = opt.seed * 1000003u + (unsigned)row->line * 31 + (unsigned)(i * CASE_DTYPES + dtype);
+        const unsigned turn =
+            opt.seed * 1000003u + (unsigned)row->line * 31 + (unsigned)(i * CASE_DTYPES + dtype);
         case_ways ways = { 0 };
-        const bool ok = row->merge ? merge_ways(row, dtype, &ways)
-                                   : case_ways_make(row, dtype, opt.full, turn, few_ways(row), &ways)
-                                         && (!has_properties(row) || case_ways_add_properties(row, dtype, turn, &ways));
+        const bool ok = row->merge
+                            ? merge_ways(row, dtype, &ways)
+                            : case_ways_make(row, dtype, opt.full, turn, few_ways(row), &ways)
+                                  && (!has_properties(row)
+                                      || case_ways_add_properties(row, dtype, turn, &ways));
         if (!ok || ways.n == 0)
             not_run(row, dtype, ok ? "no way fits this type" : "no memory", &t[i]);
         else
@@ -608,8 +630,12 @@ static void print_row(const case_row *row, int level, const totals *t, double wo
 {
     const bool ok = !t->fail && !t->refused && !t->not_run;
 
-    printf("%-7s %-24s %-12s %4lld ways pass", ok ? "ok" : t->fail ? "FAIL" : t->refused ? "REFUSED" : "NOT RUN", row->id,
-           levels[level], (long long)t->pass);
+    printf("%-7s %-24s %-12s %4lld ways pass",
+           ok           ? "ok"
+           : t->fail    ? "FAIL"
+           : t->refused ? "REFUSED"
+                        : "NOT RUN",
+           row->id, levels[level], (long long)t->pass);
     if (t->fail)
         printf(", %lld fail", (long long)t->fail);
     if (t->refused + t->allowed)
@@ -642,7 +668,7 @@ static void run_row(const case_row *row)
     unprepare(&p);
 }
 
-/* ------------------------------------------------------------------------------------------------ the machine */
+/* ---------------------------------------------------------------------------------- the machine */
 
 /* fv_info of a child process, so that this one never meets a driver. */
 static void ask_info(char *text, size_t size)
@@ -669,7 +695,8 @@ static void ask_info(char *text, size_t size)
         waitpid(child, NULL, 0);
 }
 
-/* The names in "cpu levels" of the machine's, in their order: {"name":"X","on this machine":"yes"}. */
+/* The names in "cpu levels" of the machine's, in their order: {"name":"X","on this
+ * machine":"yes"}. */
 static void find_levels(void)
 {
     static char text[1 << 18];
@@ -707,7 +734,7 @@ static bool choose_levels(void)
     return num_levels > 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------- main */
+/* ----------------------------------------------------------------------------------------- main */
 
 static int usage(void)
 {
@@ -736,21 +763,45 @@ static int usage(void)
     return 2;
 }
 
-enum { OPT_FULL = 256, OPT_FAST, OPT_PROPERTIES, OPT_COUNT, OPT_SEED, OPT_THREADS, OPT_TIME, OPT_CSV, OPT_LIST, OPT_NO_FORK,
-       OPT_NO_LIMIT, OPT_EXTENDED, OPT_JOBS };
+enum {
+    OPT_FULL = 256,
+    OPT_FAST,
+    OPT_PROPERTIES,
+    OPT_COUNT,
+    OPT_SEED,
+    OPT_THREADS,
+    OPT_TIME,
+    OPT_CSV,
+    OPT_LIST,
+    OPT_NO_FORK,
+    OPT_NO_LIMIT,
+    OPT_EXTENDED,
+    OPT_JOBS
+};
 
 static bool read_options(int argc, char **argv)
 {
     static const struct option list[] = {
-        { "cases", required_argument, NULL, 'c' },    { "id", required_argument, NULL, 'i' },
-        { "class", required_argument, NULL, 'C' },    { "isa", required_argument, NULL, 'I' },
-        { "device", required_argument, NULL, 'd' },   { "full", no_argument, NULL, OPT_FULL },
-        { "fast", no_argument, NULL, OPT_FAST },      { "properties", no_argument, NULL, OPT_PROPERTIES },
-        { "count", required_argument, NULL, OPT_COUNT }, { "seed", required_argument, NULL, OPT_SEED },
-        { "threads", required_argument, NULL, OPT_THREADS }, { "time", no_argument, NULL, OPT_TIME },
-        { "csv", required_argument, NULL, OPT_CSV },  { "list", no_argument, NULL, OPT_LIST },
-        { "no-fork", no_argument, NULL, OPT_NO_FORK }, { "no-limit", no_argument, NULL, OPT_NO_LIMIT },
-        { "jobs", required_argument, NULL, OPT_JOBS }, { "extended", no_argument, NULL, OPT_EXTENDED }, { "verbose", no_argument, NULL, 'v' }, { 0 },
+        { "cases", required_argument, NULL, 'c' },
+        { "id", required_argument, NULL, 'i' },
+        { "class", required_argument, NULL, 'C' },
+        { "isa", required_argument, NULL, 'I' },
+        { "device", required_argument, NULL, 'd' },
+        { "full", no_argument, NULL, OPT_FULL },
+        { "fast", no_argument, NULL, OPT_FAST },
+        { "properties", no_argument, NULL, OPT_PROPERTIES },
+        { "count", required_argument, NULL, OPT_COUNT },
+        { "seed", required_argument, NULL, OPT_SEED },
+        { "threads", required_argument, NULL, OPT_THREADS },
+        { "time", no_argument, NULL, OPT_TIME },
+        { "csv", required_argument, NULL, OPT_CSV },
+        { "list", no_argument, NULL, OPT_LIST },
+        { "no-fork", no_argument, NULL, OPT_NO_FORK },
+        { "no-limit", no_argument, NULL, OPT_NO_LIMIT },
+        { "jobs", required_argument, NULL, OPT_JOBS },
+        { "extended", no_argument, NULL, OPT_EXTENDED },
+        { "verbose", no_argument, NULL, 'v' },
+        { 0 },
     };
 
     for (int c; (c = getopt_long(argc, argv, "v", list, NULL)) != -1; )
@@ -781,13 +832,15 @@ static bool read_options(int argc, char **argv)
 
 static void list_row(const case_row *row)
 {
-    printf("%-24s %-9s %s%.3g GFLOP", row->id, row->cls, row->heavy ? "heavy " : "", row_flops(row) / 1e9);
+    printf("%-24s %-9s %s%.3g GFLOP", row->id, row->cls, row->heavy ? "heavy " : "",
+           row_flops(row) / 1e9);
     for (int dtype = 0; dtype < CASE_DTYPES; dtype++) {
         case_ways ways = { 0 };
         if (!(row->dtype >> dtype & 1))
             continue;
-        if (row->merge ? merge_ways(row, dtype, &ways)
-                       : case_ways_make(row, dtype, opt.full, (unsigned)row->line, few_ways(row), &ways))
+        if (row->merge
+                ? merge_ways(row, dtype, &ways)
+                : case_ways_make(row, dtype, opt.full, (unsigned)row->line, few_ways(row), &ways))
             printf("  %s %d", case_dtype_names[dtype], ways.n);
         case_ways_free(&ways);
     }
@@ -810,7 +863,7 @@ static int summary(void)
     return failed || all.not_run || !all.pass;
 }
 
-/* ------------------------------------------------------------------------------------------- one row after another */
+/* ------------------------------------------------------------------------ one row after another */
 
 static bool is_gpu(void)
 {
@@ -892,8 +945,11 @@ static bool is_stuck(const progress *p)
 /* A worker has ended in the middle of a row. */
 static void blame_worker(progress *p, bool hung, int status)
 {
-    printf("FAIL    row %d (%s): the worker %s\n", p->row, the_file ? the_file->rows[p->row].id : "random",
-           hung ? "hangs" : WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "ended");
+    printf("FAIL    row %d (%s): the worker %s\n", p->row,
+           the_file ? the_file->rows[p->row].id : "random",
+           hung                  ? "hangs"
+           : WIFSIGNALED(status) ? strsignal(WTERMSIG(status))
+                                 : "ended");
     p->all.fail++;
 }
 

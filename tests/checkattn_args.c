@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkattn_args.c -- the rules of a row in the engine's words: variants, their arguments, segments for block maps.
+/* checkattn_args.c -- the rules of a row in the engine's words: variants, their arguments, segments
+ * for block maps.
  *
- * Score first (cap, bias, sink), visibility after. With mask=bits all visibility is one dense mask; otherwise each
- * rule is its own variant, and a block map is a list of segments: one for each run of visible blocks of a block row.
- * Numbers and tensors that may be bound early or late are, by turns.
+ * Score first (cap, bias, sink), visibility after. With mask=bits all visibility is one dense mask;
+ * otherwise each rule is its own variant, and a block map is a list of segments: one for each run
+ * of visible blocks of a block row. Numbers and tensors that may be bound early or late are, by
+ * turns.
  */
 #include "checkattn.h"
 
@@ -22,12 +24,13 @@ static bool fail(setup *s, const char *why)
     return false;
 }
 
-/* ------------------------------------------------------------------------------------------------- small pieces */
+/* --------------------------------------------------------------------------------- small pieces */
 
 /* A new use; its arguments are those added by use_number and use_tensor until the next one. */
 static void add_use(setup *s, const char *name)
 {
-    s->uses[s->num_uses++] = (fv_variant_use){ .name = name, .args = &s->use_args[s->num_use_args] };
+    s->uses[s->num_uses++] =
+        (fv_variant_use){ .name = name, .args = &s->use_args[s->num_use_args] };
 }
 
 static void use_number(setup *s, const char *name, double x)
@@ -81,9 +84,10 @@ static bool early(const setup *s)
     return axis(s, CASE_AXIS_TABLE) % 2 == 1;
 }
 
-/* ----------------------------------------------------------------------------------------------------- scores */
+/* --------------------------------------------------------------------------------------- scores */
 
-static bool per_head(setup *s, const char *variant, const char *name, double (*value)(const case_row *, int))
+static bool per_head(setup *s, const char *variant, const char *name,
+                     double (*value)(const case_row *, int))
 {
     float *x = setup_list(s, (size_t)s->row->hq * sizeof *x);
 
@@ -114,7 +118,7 @@ static bool add_scores(setup *s)
         && (!row->has_sink || per_head(s, "sink", "sinks", case_sink));
 }
 
-/* -------------------------------------------------------------------------------------------------- dense bits */
+/* ----------------------------------------------------------------------------------- dense bits */
 
 static bool bit(const uint8_t *bits, int64_t i)
 {
@@ -127,7 +131,9 @@ static uint8_t *slice_bits(setup *s, int64_t *total)
     int64_t at = 0;
 
     for (int i = 0; i < s->num_slices; i++)
-        at = (at + (s->slices[i].row_hi - s->slices[i].row_lo) * (s->slices[i].hi - s->slices[i].lo) + 7) / 8 * 8;
+        at = (at + (s->slices[i].row_hi - s->slices[i].row_lo) * (s->slices[i].hi - s->slices[i].lo)
+              + 7)
+             / 8 * 8;
     *total = at;
     uint8_t *out = setup_list(s, (size_t)at / 8 + 1);
     at = 0;
@@ -135,7 +141,8 @@ static uint8_t *slice_bits(setup *s, int64_t *total)
         const slice *c = &s->slices[i];
         for (int64_t k = c->row_lo; k < c->row_hi; k++)
             for (int64_t j = c->lo; j < c->hi; j++, at++)
-                if (bit(s->sh->bits, s->sh->bits_at[c->request] + k * s->row->kv.at[c->request] + j))
+                if (bit(s->sh->bits,
+                        s->sh->bits_at[c->request] + k * s->row->kv.at[c->request] + j))
                     out[at / 8] |= (uint8_t)(1 << at % 8);
     }
     return out;
@@ -158,7 +165,7 @@ static bool add_bits(setup *s)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------ ranges */
+/* --------------------------------------------------------------------------------------- ranges */
 
 static int by_start(const void *a, const void *b)
 {
@@ -185,7 +192,8 @@ static int tidy(ref_range *list, int n, bool join)
 }
 
 /* The list as an argument: one for all requests, or (by turns) a copy for each with offsets. */
-static bool add_ranges(setup *s, const char *name, const char *offsets, const ref_range *given, int count, bool join)
+static bool add_ranges(setup *s, const char *name, const char *offsets, const ref_range *given,
+                       int count, bool join)
 {
     const int64_t copies = axis(s, CASE_AXIS_ROOM) && s->num_slices < 1000 ? s->num_slices : 1;
     ref_range *list = setup_list(s, (size_t)count * sizeof *list);
@@ -226,7 +234,7 @@ static bool add_items(setup *s)
     return add_ranges(s, "items", "items_indptr", list, (int)items->n - 1, false);
 }
 
-/* ---------------------------------------------------------------------------------------------------- segments */
+/* ------------------------------------------------------------------------------------- segments */
 
 static int64_t min(int64_t a, int64_t b)
 {
@@ -259,7 +267,8 @@ static int64_t table_entry(const setup *s, int i)
 }
 
 /* Keys [lo, hi) of slice i, for batch rows [first, last). */
-static bool add_segment(segment_maker *m, int i, int64_t first, int64_t last, int64_t lo, int64_t hi)
+static bool add_segment(segment_maker *m, int i, int64_t first, int64_t last, int64_t lo,
+                        int64_t hi)
 {
     setup *s = m->s;
     const int64_t from = lo - s->slices[i].lo;
@@ -271,8 +280,12 @@ static bool add_segment(segment_maker *m, int i, int64_t first, int64_t last, in
     const int64_t pages = s->page ? (hi - lo + s->page - 1) / s->page : 0;
     if (!m->count_only)
         s->segments[m->n] = (fv_segment){
-            .row_first = first, .num_rows = last - first, .num_pages = pages, .num_keys = hi - lo,
-            .first_page = s->page ? table_entry(s, i) + from / s->page : s->token_at[i] + from, .first_position = lo,
+            .row_first = first,
+            .num_rows = last - first,
+            .num_pages = pages,
+            .num_keys = hi - lo,
+            .first_page = s->page ? table_entry(s, i) + from / s->page : s->token_at[i] + from,
+            .first_position = lo,
         };
     m->n++;
     m->level++;
@@ -314,7 +327,8 @@ static bool add_segments(segment_maker *m)
         const slice *c = &m->s->slices[i];
         int64_t at = 0;
         for (int64_t b = 0; b < row->block_rows.n; at += row->block_rows.at[b++])
-            if (!add_block_row(m, i, row->block_map.at[b], batch_row + max(at, c->row_lo) - c->row_lo,
+            if (!add_block_row(m, i, row->block_map.at[b],
+                               batch_row + max(at, c->row_lo) - c->row_lo,
                                batch_row + min(at + row->block_rows.at[b], c->row_hi) - c->row_lo))
                 return false;
         batch_row += c->row_hi - c->row_lo;
@@ -338,8 +352,8 @@ static void use_segments(setup *s, int64_t n)
 {
     s->batch.segments = s->segments;
     s->batch.num_segments = n;
-    s->batch.pages.indptr = s->batch.pages.table_rows = s->batch.last_page_lengths = s->batch.kv_indptr
-        = (fv_index){ 0 };
+    s->batch.pages.indptr = s->batch.pages.table_rows = s->batch.last_page_lengths =
+        s->batch.kv_indptr = (fv_index){ 0 };
     s->batch.pages.table_width = s->batch.pages.table_stride = 0;
     s->limits.max_segments = n + (axis(s, CASE_AXIS_ROOM) ? 5 : 0);
 }
@@ -366,9 +380,10 @@ static bool block_segments(setup *s)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------- a common prefix, given */
+/* ----------------------------------------------------------------------- a common prefix, given */
 
-/* Rows of all requests on the prefix of request 0; then each request's rows on the rest of its own keys. */
+/* Rows of all requests on the prefix of request 0; then each request's rows on the rest of its
+ * own keys. */
 static bool prefix_segments(setup *s)
 {
     const int64_t prefix = case_common_prefix(s->row);
@@ -381,12 +396,19 @@ static bool prefix_segments(setup *s)
     for (int64_t i = 0; i < s->total_rows; i++)
         all[i] = (int32_t)i;
     const int64_t first = case_first_position(s->row, 0);
-    s->segments[0] = (fv_segment){ .num_rows = s->total_rows, .rows = axis(s, CASE_AXIS_ROOM) ? all : NULL,
-                                   .first_page = table_entry(s, 0), .num_pages = pages, .num_keys = prefix,
+    s->segments[0] = (fv_segment){ .num_rows = s->total_rows,
+                                   .rows = axis(s, CASE_AXIS_ROOM) ? all : NULL,
+                                   .first_page = table_entry(s, 0),
+                                   .num_pages = pages,
+                                   .num_keys = prefix,
                                    .first_position = first };
     for (int i = 0; i < s->num_slices; i++) {
-        const int64_t n = s->row->q.at[i], rest = s->row->kv.at[i] - prefix, need = (rest + s->page - 1) / s->page;
-        s->segments[i + 1] = (fv_segment){ .row_first = row, .num_rows = n, .num_pages = need, .num_keys = rest,
+        const int64_t n = s->row->q.at[i], rest = s->row->kv.at[i] - prefix,
+                      need = (rest + s->page - 1) / s->page;
+        s->segments[i + 1] = (fv_segment){ .row_first = row,
+                                           .num_rows = n,
+                                           .num_pages = need,
+                                           .num_keys = rest,
                                            .first_page = table_entry(s, i) + prefix / s->page,
                                            .first_position = first + prefix };
         row += n;
@@ -402,7 +424,7 @@ static bool prefix_segments(setup *s)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------- visibility */
+/* ----------------------------------------------------------------------------------- visibility */
 
 static void add_window(setup *s)
 {
@@ -415,7 +437,8 @@ static void add_window(setup *s)
         use_number(s, "right", row->diag ? 0 : row->window_right);
 }
 
-/* Turns queries and keys before anything else: frequencies given, or left to the engine, by turns. */
+/* Turns queries and keys before anything else: frequencies given, or left to the engine, by
+ * turns. */
 static bool add_rope(setup *s)
 {
     const int dim = s->row->x.rope_dim;
@@ -465,11 +488,13 @@ static bool add_masks(setup *s)
 
     if (axis(s, CASE_AXIS_MASK) == CASE_MASK_BITS)
         return add_bits(s);
-    if (row->bits.n && !add_bits(s))    /* what the other rules hide is hidden in these bits as well: no harm */
+    if (row->bits.n && !add_bits(s))    /* what the other rules hide is hidden in these bits as
+                                           well: no harm */
         return false;
     if (row->causal) {
         add_use(s, "causal");
-        if (row->bidir.at && !add_ranges(s, "lift", "lift_indptr", row->bidir.at, row->bidir.n, false))
+        if (row->bidir.at
+            && !add_ranges(s, "lift", "lift_indptr", row->bidir.at, row->bidir.n, false))
             return false;
     }
     if (row->diag || row->window_left >= 0 || row->window_right >= 0)
@@ -495,5 +520,6 @@ bool setup_variants(setup *s)
         return false;
     if (s->row->x.key_sums)
         add_sums(s);
-    return axis(s, CASE_AXIS_SHARING) != CASE_SHARING_GIVEN || !s->page || !s->whole || prefix_segments(s);
+    return axis(s, CASE_AXIS_SHARING) != CASE_SHARING_GIVEN || !s->page || !s->whole
+           || prefix_segments(s);
 }

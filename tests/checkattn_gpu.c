@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkattn_gpu.c -- see checkattn_gpu.h. Types and names are those of the driver's ABI (CUDA 12). */
+/* checkattn_gpu.c -- see checkattn_gpu.h. Types and names are those of the driver's ABI (CUDA
+ * 12). */
 #include "checkattn_gpu.h"
 
 #include <dlfcn.h>
@@ -132,7 +133,7 @@ void *gpu_stream(void)
     return cu.stream;
 }
 
-/* ----------------------------------------------------------------------------------------------------- memory */
+/* --------------------------------------------------------------------------------------- memory */
 
 void *gpu_alloc(size_t bytes)
 {
@@ -152,10 +153,13 @@ bool gpu_sync(void)
     return ok(cu.StreamSynchronize(cu.stream), "cuStreamSynchronize");
 }
 
-/* Waits for the copy: the plain call returns when pageable memory is staged, and our stream would not wait for the rest. */
+/* Waits for the copy: the plain call returns when pageable memory is staged, and our stream
+ * would not wait for the rest. */
 bool gpu_upload(void *to, const void *from, size_t bytes)
 {
-    return !bytes || (ok(cu.HtoD((address)(uintptr_t)to, from, bytes, cu.stream), "cuMemcpyHtoDAsync") && gpu_sync());
+    return !bytes
+           || (ok(cu.HtoD((address)(uintptr_t)to, from, bytes, cu.stream), "cuMemcpyHtoDAsync")
+               && gpu_sync());
 }
 
 bool gpu_download(void *to, const void *from, size_t bytes)
@@ -235,7 +239,8 @@ static bool make_real(address of, address at, size_t bytes)
     g->range = of;
     g->next = granules;
     granules = g;
-    return ok(cu.Map(at, bytes, 0, g->handle, 0), "cuMemMap") && ok(cu.SetAccess(at, bytes, &access, 1), "cuMemSetAccess");
+    return ok(cu.Map(at, bytes, 0, g->handle, 0), "cuMemMap")
+           && ok(cu.SetAccess(at, bytes, &access, 1), "cuMemSetAccess");
 }
 
 bool gpu_back(void *memory, size_t first, size_t last, size_t *lo, size_t *hi)
@@ -276,7 +281,7 @@ void gpu_unreserve(void *memory)
         }
 }
 
-/* ----------------------------------------------------------------------------------------------------- graphs */
+/* --------------------------------------------------------------------------------------- graphs */
 
 struct gpu_graph {
     void *graph, *exec;

@@ -4,8 +4,9 @@
  *   map                                    base            base + bytes
  *   | guard | slack (filled) ............. | payload ..... | slack < 256 | guard |
  *
- * A read or write that leaves the mapped pages faults; a write into the slack is found by area_slack_is_clean.
- * For a GPU all that lies between the guards has a twin in device memory, the guards have none.
+ * A read or write that leaves the mapped pages faults; a write into the slack is found by
+ * area_slack_is_clean. For a GPU all that lies between the guards has a twin in device memory, the
+ * guards have none.
  */
 #include "checkattn.h"
 #include "checkattn_gpu.h"
@@ -21,7 +22,8 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Repeats the pattern in [first, last); phase counts from the base, so that elements keep their borders. */
+/* Repeats the pattern in [first, last); phase counts from the base, so that elements keep their
+ * borders. */
 static void put_pattern(area *a, uint8_t *first, uint8_t *last)
 {
     const size_t n = (size_t)a->pattern_bytes;
@@ -44,7 +46,8 @@ bool area_make(area *a, int64_t bytes, int offset, int num_type, uint32_t patter
 
     *a = (area){ .bytes = bytes, .sparse = sparse, .pattern = bits == 4 ? pattern * 0x11 : pattern,
                  .pattern_bytes = bits < 8 ? 1 : bits / 8, .map_bytes = payload + 2 * GUARD };
-    a->map = mmap(NULL, a->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    a->map =
+        mmap(NULL, a->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (a->map == MAP_FAILED) {
         a->map = NULL;
         return false;
@@ -68,7 +71,8 @@ static bool end_of_map(const area *a, uint8_t *hi)
     return hi > a->map + a->map_bytes - GUARD;
 }
 
-/* Granules of the device are larger than pages: what they have more holds the pattern on both sides. */
+/* Granules of the device are larger than pages: what they have more holds the pattern on both
+ * sides. */
 static bool back_twin(area *a, size_t first, size_t last)
 {
     size_t lo, hi, *more = realloc(a->real, (size_t)(a->num_real + 2) * sizeof *more);
@@ -145,14 +149,16 @@ bool area_push(area *a)
     if (!a->sparse)
         return gpu_upload(a->device, a->map + GUARD, a->map_bytes - 2 * GUARD);
     for (int i = 0; i < a->num_real; i += 2)
-        if (!gpu_upload(a->device + a->real[i], a->map + GUARD + a->real[i], a->real[i + 1] - a->real[i]))
+        if (!gpu_upload(a->device + a->real[i], a->map + GUARD + a->real[i],
+                        a->real[i + 1] - a->real[i]))
             return false;
     return true;
 }
 
 bool area_pull(area *a)
 {
-    return !a->device || a->sparse || gpu_download(a->map + GUARD, a->device, a->map_bytes - 2 * GUARD);
+    return !a->device || a->sparse
+           || gpu_download(a->map + GUARD, a->device, a->map_bytes - 2 * GUARD);
 }
 
 void area_free(area *a)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkattn_merge.c -- merge rows: partial states of the page's generator through the public merge.
  *
- * Beyond the values: a state that alone is not empty comes out bit for bit, gaps of outputs stay untouched, and
- * a merge over state 0 gives the bits of the ordinary one. States lie between guards, and are read-only unless
- * they are also the output.
+ * Beyond the values: a state that alone is not empty comes out bit for bit, gaps of outputs stay
+ * untouched, and a merge over state 0 gives the bits of the ordinary one. States lie between
+ * guards, and are read-only unless they are also the output.
  */
 #include "checkattn.h"
 #include "checkattn_gpu.h"
@@ -59,14 +59,21 @@ static bool make_area(merge *m, int i)
     const bool by_head = m->way->axis[CASE_AXIS_LSE] == CASE_LSE_HT;
     const int64_t line = by_head ? row->tokens : row->hq, lines = by_head ? row->hq : row->tokens;
 
-    if (!area_make(&m->o[i], num_bytes(m->type, elements), 0, m->type, num_encode(m->type, 12345), false)
-        || !area_make(&m->lse[i], 4 * lines * (line + row->lse_pad), 0, NUM_F32, num_encode(NUM_F32, 12345), false))
+    if (!area_make(&m->o[i], num_bytes(m->type, elements), 0, m->type, num_encode(m->type, 12345),
+                   false)
+        || !area_make(&m->lse[i], 4 * lines * (line + row->lse_pad), 0, NUM_F32,
+                      num_encode(NUM_F32, 12345), false))
         return false;
-    m->o_tensor[i] = (fv_tensor){ .data = area_address(&m->o[i], 0), .dtype = num_types[m->type].name, .ndim = 3,
+    m->o_tensor[i] = (fv_tensor){ .data = area_address(&m->o[i], 0),
+                                  .dtype = num_types[m->type].name,
+                                  .ndim = 3,
                                   .shape = { row->tokens, row->hq, row->dv },
                                   .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
-    m->lse_tensor[i] = (fv_tensor){ .data = area_address(&m->lse[i], 0), .dtype = "f32", .ndim = 2,
-                                    .shape = { row->tokens, row->hq }, .stride = { m->lse_row, m->lse_head } };
+    m->lse_tensor[i] = (fv_tensor){ .data = area_address(&m->lse[i], 0),
+                                    .dtype = "f32",
+                                    .ndim = 2,
+                                    .shape = { row->tokens, row->hq },
+                                    .stride = { m->lse_row, m->lse_head } };
     return true;
 }
 
@@ -93,7 +100,8 @@ static void poison_output(merge *m)
     area_fill(&m->lse[out], num_encode(NUM_F32, 12345));
     for (int64_t t = 0; t < row->tokens; t++)
         for (int h = 0; h < row->hq; h++)
-            num_put(NUM_F32, m->lse[out].base, lse_at(m, t, h), num_poison(NUM_F32, CASE_POISON_NAN));
+            num_put(NUM_F32, m->lse[out].base, lse_at(m, t, h),
+                    num_poison(NUM_F32, CASE_POISON_NAN));
 }
 
 static bool make(merge *m)
@@ -115,7 +123,8 @@ static bool make(merge *m)
             return false;
     for (int s = 0; s < row->states; s++) {
         put_state(m, s);
-        if (!area_push(&m->o[s]) || !area_push(&m->lse[s]) || !area_freeze(&m->o[s]) || !area_freeze(&m->lse[s]))
+        if (!area_push(&m->o[s]) || !area_push(&m->lse[s]) || !area_freeze(&m->o[s])
+            || !area_freeze(&m->lse[s]))
             return false;
     }
     poison_output(m);
@@ -136,7 +145,7 @@ static void unmake(merge *m)
     free(m->lse_tensor);
 }
 
-/* ---------------------------------------------------------------------------------------------------- judging */
+/* -------------------------------------------------------------------------------------- judging */
 
 /* The only state of an item that is not empty, -1: none, -2: several. */
 static int lone_state(const case_row *row, int64_t item)
@@ -156,12 +165,17 @@ static bool same_as_state(merge *m, int64_t t, int h, int s)
 {
     const int out = m->row->states;
 
-    if (num_code(NUM_F32, m->lse[out].base, lse_at(m, t, h)) != num_code(NUM_F32, m->lse[s].base, lse_at(m, t, h)))
-        return judge(m, "token %lld head %d: only state %d counts, but its LSE was not copied", (long long)t, h, s);
+    if (num_code(NUM_F32, m->lse[out].base, lse_at(m, t, h))
+        != num_code(NUM_F32, m->lse[s].base, lse_at(m, t, h)))
+        return judge(m, "token %lld head %d: only state %d counts, but its LSE was not copied",
+                     (long long)t, h, s);
     for (int d = 0; d < m->row->dv; d++)
-        if (num_code(m->type, m->o[out].base, o_at(m, t, h, d)) != num_code(m->type, m->o[s].base, o_at(m, t, h, d)))
-            return judge(m, "token %lld head %d element %d: only state %d counts, but is not copied bit for bit",
-                         (long long)t, h, d, s);
+        if (num_code(m->type, m->o[out].base, o_at(m, t, h, d))
+            != num_code(m->type, m->o[s].base, o_at(m, t, h, d)))
+            return judge(
+                m,
+                "token %lld head %d element %d: only state %d counts, but was not copied",
+                (long long)t, h, d, s);
     return true;
 }
 
@@ -170,10 +184,12 @@ static bool is_empty(merge *m, int64_t t, int h)
     const int out = m->row->states;
 
     if (num_load(NUM_F32, m->lse[out].base, lse_at(m, t, h)) != -INFINITY)
-        return judge(m, "token %lld head %d: all states are empty, LSE is not -inf", (long long)t, h);
+        return judge(m, "token %lld head %d: all states are empty, LSE is not -inf", (long long)t,
+                     h);
     for (int d = 0; d < m->row->dv; d++)
         if (num_load(m->type, m->o[out].base, o_at(m, t, h, d)) != 0)
-            return judge(m, "token %lld head %d element %d: all states are empty, O is not 0", (long long)t, h, d);
+            return judge(m, "token %lld head %d element %d: all states are empty, O is not 0",
+                         (long long)t, h, d);
     return true;
 }
 
@@ -188,14 +204,17 @@ static bool near_item(merge *m, int64_t t, int h, double *sum)
     for (int d = 0; d < m->row->dv; d++) {
         const double got = num_load(m->type, m->o[m->row->states].base, o_at(m, t, h, d));
         const double want = m->sh->answer->o[item * m->row->dv + d];
-        const double share = fabs(got - want) / (relative[m->type] * fabs(want) + absolute[m->type]);
+        const double share =
+            fabs(got - want) / (relative[m->type] * fabs(want) + absolute[m->type]);
         *sum += fabs(got);
         m->r->worst = share > m->r->worst ? share : m->r->worst;
         if (!(share <= 1))
-            return judge(m, "O token %lld head %d element %d: %.9g, reference %.9g", (long long)t, h, d, got, want);
+            return judge(m, "O token %lld head %d element %d: %.9g, reference %.9g", (long long)t,
+                         h, d, got, want);
     }
     if (want_lse != lse && !(fabs(lse - want_lse) <= 2e-3))
-        return judge(m, "LSE token %lld head %d: %.9g, reference %.9g", (long long)t, h, lse, want_lse);
+        return judge(m, "LSE token %lld head %d: %.9g, reference %.9g", (long long)t, h, lse,
+                     want_lse);
     return true;
 }
 
@@ -226,7 +245,8 @@ static uint64_t hash_item(const merge *m, const area *o, const area *lse)
         for (int h = 0; h < m->row->hq; h++) {
             hash = (hash ^ num_code(NUM_F32, lse->base, lse_at(m, t, h))) * 0x9E3779B97F4A7C15u;
             for (int d = 0; d < m->row->dv; d++)
-                hash = (hash ^ hash >> 31 ^ num_code(m->type, o->base, o_at(m, t, h, d))) * 0x9E3779B97F4A7C15u;
+                hash = (hash ^ hash >> 31 ^ num_code(m->type, o->base, o_at(m, t, h, d)))
+                       * 0x9E3779B97F4A7C15u;
         }
     return hash;
 }
@@ -235,12 +255,14 @@ static bool call(merge *m, fv_ctx *ctx, const fv_tensor *o, const fv_tensor *lse
 {
     fv_error err = { 0 };
     const double start = now();
-    const fv_status status = fv_merge(ctx, m->o_tensor, m->lse_tensor, m->row->states, base2(m), o, lse, gpu_stream(), &err);
+    const fv_status status = fv_merge(ctx, m->o_tensor, m->lse_tensor, m->row->states, base2(m), o,
+                                      lse, gpu_stream(), &err);
     const int out = m->row->states;
 
     m->r->us = 1e6 * (now() - start);
     if (status == FV_OK) {
-        m->r->broken = gpu_on() && !(gpu_sync() && area_pull(&m->o[out]) && area_pull(&m->lse[out]));
+        m->r->broken =
+            gpu_on() && !(gpu_sync() && area_pull(&m->o[out]) && area_pull(&m->lse[out]));
         return !m->r->broken || judge(m, "the device failed");
     }
     judge(m, "fv_merge: %s: %s", fv_status_name(status), err.text);
@@ -278,8 +300,8 @@ void run_merge(fv_ctx *ctx, const shared *sh, const case_way *way, result *out)
     if (!make(&m)) {
         judge(&m, "no memory");
         out->verdict = NOT_RUN;
-    } else if (call(&m, ctx, &m.o_tensor[sh->row->states], &m.lse_tensor[sh->row->states]) && compare(&m)
-               && sh->row->inplace) {
+    } else if (call(&m, ctx, &m.o_tensor[sh->row->states], &m.lse_tensor[sh->row->states])
+               && compare(&m) && sh->row->inplace) {
         merge_in_place(&m, ctx);
     }
     unmake(&m);

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkattn_num.c -- element types by definition, written apart from the engine's so that they cannot err together. */
+/* checkattn_num.c -- element types by definition, written apart from the engine's so that they
+ * cannot err together. */
 #include "checkattn.h"
 
 #include <math.h>
 #include <string.h>
 
 const num_info num_types[] = {
-    { "f16", 16 }, { "bf16", 16 }, { "f32", 32 }, { "fp8_e4m3", 8 }, { "fp8_e5m2", 8 }, { "fp4_e2m1", 4 },
-    { "int8", 8 },
+    { "f16", 16 },     { "bf16", 16 },    { "f32", 32 }, { "fp8_e4m3", 8 },
+    { "fp8_e5m2", 8 }, { "fp4_e2m1", 4 }, { "int8", 8 },
 };
 
-/* Sign, exponent, mantissa. has_inf: the top exponent is Inf and NaN; else it is ordinary, and only `nan` (if any) is not. */
+/* Sign, exponent, mantissa. has_inf: the top exponent is Inf and NaN; else it is ordinary, and
+ * only `nan` (if any) is not. */
 typedef struct layout {
     int mantissa, exponent, bias;
     bool has_inf;
@@ -51,7 +53,8 @@ double num_decode(int type, uint32_t code)
 
 static uint32_t overflow(const layout *t)
 {
-    return t->has_inf && t->mantissa > 2 ? t->largest + 1 : t->largest;     /* 8 bits saturate, also with an Inf */
+    return t->has_inf && t->mantissa > 2 ? t->largest + 1 : t->largest; /* 8 bits saturate, also
+                                                                           with an Inf */
 }
 
 uint32_t num_encode(int type, double x)
@@ -73,7 +76,8 @@ uint32_t num_encode(int type, double x)
     if (e < 2 - t->bias)
         e = 2 - t->bias;                /* subnormal: the exponent of the smallest normal */
     const double units = nearbyint(ldexp(x, t->mantissa + 1 - e));
-    const double code = units + ldexp(e - 2 + t->bias, t->mantissa);        /* a carry moves into the exponent by itself */
+    const double code = units + ldexp(e - 2 + t->bias, t->mantissa); /* a carry moves into the
+                                                                        exponent by itself */
     return sign | (code > t->largest ? overflow(t) : (uint32_t)code);
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkattn_props.c -- what must hold beyond the rows of a file.
  *
- * Random rows: shapes, types and rules drawn from a seed and written as a case row, so that a row that fails can be
- * kept, cut down and run again. Properties of the invariant mode: a request has the same bits alone, in another
- * order and company, on other pages, in other splits (batch), and a row of a prefill has those of its decode.
+ * Random rows: shapes, types and rules drawn from a seed and written as a case row, so that a row
+ * that fails can be kept, cut down and run again. Properties of the invariant mode: a request has
+ * the same bits alone, in another order and company, on other pages, in other splits (batch), and a
+ * row of a prefill has those of its decode.
  */
 #include "checkattn.h"
 
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --------------------------------------------------------------------------------------------- the invariant mode */
+/* --------------------------------------------------------------------------- the invariant mode */
 
 __attribute__((format(printf, 2, 3)))
 static bool judge(result *r, const char *format, ...)
@@ -36,8 +37,9 @@ static bool same(bits a, bits b)
 }
 
 /* Runs these slices and hashes groups of rows: group i has count[i] rows. */
-static bool run_slices(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, const slice *slices, int n,
-                       const int64_t *count, int groups, bits *out, result *r)
+static bool run_slices(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way,
+                       const slice *slices, int n, const int64_t *count, int groups, bits *out,
+                       result *r)
 {
     setup s;
     bool ok = setup_make(&s, sh, st, way, slices, n);
@@ -74,14 +76,15 @@ static case_way other_way(const case_row *row, const case_way *way)
             a[CASE_AXIS_PAGE] = next_in(&row->page, a[CASE_AXIS_PAGE]);
         a[CASE_AXIS_TABLE] = (a[CASE_AXIS_TABLE] + 1) % (CASE_TABLE_2D_ROWS + 1);
     } else {
-        a[CASE_AXIS_TABLE] = a[CASE_AXIS_TABLE] == CASE_TABLE_TIGHT ? CASE_TABLE_SLACK : CASE_TABLE_TIGHT;
+        a[CASE_AXIS_TABLE] =
+            a[CASE_AXIS_TABLE] == CASE_TABLE_TIGHT ? CASE_TABLE_SLACK : CASE_TABLE_TIGHT;
     }
     return o;
 }
 
 /* The row's requests backwards, each of them twice; then each of the first ones alone. */
-static bool check_batch(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, slice *slices,
-                        int64_t *count, bits *want, bits *got, result *r)
+static bool check_batch(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way,
+                        slice *slices, int64_t *count, bits *want, bits *got, result *r)
 {
     const case_row *row = sh->row;
     const case_way other = other_way(row, way);
@@ -101,8 +104,8 @@ static bool check_batch(fv_ctx *ctx, const shared *sh, const stored *st, const c
         return false;
     for (int i = 0; i < 2 * n; i++)
         if (!same(got[i], want[slices[i].request]))
-            return judge(r, "request %d has other bits in another batch (as request %d of %d)", slices[i].request, i,
-                         2 * n);
+            return judge(r, "request %d has other bits in another batch (as request %d of %d)",
+                         slices[i].request, i, 2 * n);
     for (int i = 0; i < n && i < 3; i++) {
         const slice alone = whole_slice(row, i);
         const int64_t rows = row->q.at[i];
@@ -128,8 +131,8 @@ static slice decode_slice(const case_row *row, int request, int64_t i)
 enum { DECODED = 4 };                   /* rows of each request that are decoded */
 
 /* First, last and two rows between of every request, as a batch of decodes. */
-static bool check_decode(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, slice *slices,
-                         int64_t *count, bits *want, bits *got, result *r)
+static bool check_decode(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way,
+                         slice *slices, int64_t *count, bits *want, bits *got, result *r)
 {
     const case_row *row = sh->row;
     const case_way other = other_way(row, way);
@@ -143,20 +146,22 @@ static bool check_decode(fv_ctx *ctx, const shared *sh, const stored *st, const 
         return false;
     for (int q = 0; q < row->num_requests; q++)
         for (int64_t k = 0, rows = row->q.at[q]; k < DECODED && k < rows; k++)
-            slices[n++] = decode_slice(row, q, k * (rows - 1) / (rows < DECODED ? rows - 1 + (rows == 1) : DECODED - 1));
+            slices[n++] = decode_slice(
+                row, q, k * (rows - 1) / (rows < DECODED ? rows - 1 + (rows == 1) : DECODED - 1));
     if (!run_slices(ctx, sh, st, &other, slices, n, count, n, got, r))
         return false;
     for (int i = 0; i < n; i++)
         if (!same(got[i], want[row->q_base[slices[i].request] + slices[i].row_lo]))
-            return judge(r, "row %lld of request %d has other bits when it is decoded alone", (long long)slices[i].row_lo,
-                         slices[i].request);
+            return judge(r, "row %lld of request %d has other bits when it is decoded alone",
+                         (long long)slices[i].row_lo, slices[i].request);
     return true;
 }
 
 void run_property(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, result *out)
 {
     const case_row *row = sh->row;
-    const size_t room = 2 * (size_t)row->num_requests + (size_t)row->total_q + DECODED * (size_t)row->num_requests + 2;
+    const size_t room = 2 * (size_t)row->num_requests + (size_t)row->total_q
+                        + DECODED * (size_t)row->num_requests + 2;
     slice *slices = calloc(room, sizeof *slices);
     int64_t *count = calloc(room, sizeof *count);
     bits *want = calloc(room, sizeof *want), *got = calloc(room, sizeof *got);
@@ -176,7 +181,7 @@ void run_property(fv_ctx *ctx, const shared *sh, const stored *st, const case_wa
     free(got);
 }
 
-/* ----------------------------------------------------------------------------------------------------- random rows */
+/* ---------------------------------------------------------------------------------- random rows */
 
 typedef struct writer {
     uint64_t state;
@@ -205,7 +210,8 @@ static int one_of(writer *w, const int *list, int n)
     return list[draw(w, (uint32_t)n)];
 }
 
-#define ONE_OF(w, ...) one_of(w, (const int[]){ __VA_ARGS__ }, (int)(sizeof((int[]){ __VA_ARGS__ }) / sizeof(int)))
+#define ONE_OF(w, ...)                                                                             \
+    one_of(w, (const int[]){ __VA_ARGS__ }, (int)(sizeof((int[]){ __VA_ARGS__ }) / sizeof(int)))
 
 __attribute__((format(printf, 2, 3)))
 static void put(writer *w, const char *format, ...)
@@ -270,7 +276,8 @@ static void draw_heads(writer *w)
     w->mla = chance(w, 10);
     w->hk = w->mla ? 1 : ONE_OF(w, 1, 1, 2, 3, 4);
     w->hq = w->hk * ONE_OF(w, 1, 1, 2, 3, 4, 5, 7, 8, 12, 16);
-    w->dk = ONE_OF(w, 1, 2, 7, 8, 16, 24, 40, 46, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256, 320, 512, 576);
+    w->dk = ONE_OF(w, 1, 2, 7, 8, 16, 24, 40, 46, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256,
+                   320, 512, 576);
     w->dv = chance(w, 70) ? w->dk : ONE_OF(w, 1, 8, 16, 33, 64, 80, 128, 256, 512);
     w->tail = w->dk >= 16 && chance(w, 10) ? ONE_OF(w, 2, 8) : 0;
     if (w->mla && w->dv > w->dk - w->tail)
@@ -315,7 +322,8 @@ static int draw_parts(writer *w, const char *key, int sum, int most)
 
 static void draw_blocks(writer *w)
 {
-    const int rows = draw_parts(w, "block_rows", w->q[0], 5), cols = draw_parts(w, "block_cols", w->kv[0], 7);
+    const int rows = draw_parts(w, "block_rows", w->q[0], 5),
+              cols = draw_parts(w, "block_cols", w->kv[0], 7);
 
     w->blocks = true;
     for (int i = 0; i < rows; i++) {
@@ -369,7 +377,10 @@ static void draw_mask(writer *w)
         trees = trees && w->q[r] <= w->kv[r];
     }
     switch (draw(w, 12)) {
-    case 0: if (short_ && rows > 0 && rows <= 40 && w->kv[0] > 0 && w->kv[w->n - 1] > 0) draw_bits(w); break;
+    case 0:
+        if (short_ && rows > 0 && rows <= 40 && w->kv[0] > 0 && w->kv[w->n - 1] > 0)
+            draw_bits(w);
+        break;
     case 1: put(w, "diag=1\n"); break;
     case 2: draw_ranges(w, "key_ranges"); break;
     case 3: if (w->alike && w->kv[0] > 0) draw_parts(w, "items", w->kv[0], 6); break;
@@ -398,7 +409,8 @@ static void draw_rules(writer *w)
         put(w, "sink=0.25,-1\n");
     draw_mask(w);
     if (chance(w, 15))
-        put(w, "sm_scale=%s\n", (const char *[]){ "0.125", "0.03", "0.5" }[draw(w, 2 + (w->dk < 16))]);
+        put(w, "sm_scale=%s\n",
+            (const char *[]){ "0.125", "0.03", "0.5" }[draw(w, 2 + (w->dk < 16))]);
 }
 
 /* ---- storage ---- */
@@ -496,7 +508,9 @@ static void draw_extras(writer *w)
 
 void random_row(unsigned seed, int index, char *out, size_t size)
 {
-    writer w = { .out = out, .size = size, .state = (uint64_t)seed << 32 ^ (uint64_t)index * 0x9E3779B97F4A7C15u };
+    writer w = { .out = out,
+                 .size = size,
+                 .state = (uint64_t)seed << 32 ^ (uint64_t)index * 0x9E3779B97F4A7C15u };
 
     draw(&w, 2);
     put(&w, "id=random-%u-%d\nclass=random\n", seed, index);

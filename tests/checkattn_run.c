@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkattn_run.c -- one way of a row on the engine, element by element against the reference.
  *
- * Order of judgement: set up (not run), plan and run (refused: outputs untouched), what must not be written,
- * what must be, then values. The first thing wrong is the verdict's text.
+ * Order of judgement: set up (not run), plan and run (refused: outputs untouched), what must not be
+ * written, what must be, then values. The first thing wrong is the verdict's text.
  */
 #include "checkattn.h"
 #include "checkattn_gpu.h"
@@ -36,7 +36,7 @@ static bool judge(result *r, verdict v, const char *format, ...)
     return false;
 }
 
-/* ---------------------------------------------------------------------------------------------------- comparing */
+/* ------------------------------------------------------------------------------------ comparing */
 
 typedef struct tolerance {
     double relative, absolute, mo;
@@ -56,15 +56,17 @@ typedef struct worst {
     int head;
 } worst;
 
-static void note(worst *w, double share, double got, double want, int64_t row, int head, int64_t element)
+static void note(worst *w, double share, double got, double want, int64_t row, int head,
+                 int64_t element)
 {
     if (!(share > w->share))
         return;
     *w = (worst){ share, got, want, row, element, head };
 }
 
-/* What f32 on the way costs beyond the page's tolerances, which are calibrated for its own rows: angles of rotary embedding
- * are position * frequency, biases slope * distance, and 2^-24 of a large number is an absolute error of the score. */
+/* What f32 on the way costs beyond the page's tolerances, which are calibrated for its own rows:
+ * angles of rotary embedding are position * frequency, biases slope * distance, and 2^-24 of a
+ * large number is an absolute error of the score. */
 static double f32_allowance(const case_row *row)
 {
     double last = 0;
@@ -72,7 +74,8 @@ static double f32_allowance(const case_row *row)
     if (!row->file->extended || !(row->x.rope_dim || row->alibi))
         return 0;
     for (int r = 0; r < row->num_requests; r++)
-        last = fmax(last, (double)(row->kv.at[r] + (row->x.rope_dim ? case_first_position(row, r) : 0)));
+        last = fmax(last,
+                    (double)(row->kv.at[r] + (row->x.rope_dim ? case_first_position(row, r) : 0)));
     return (row->x.rope_dim ? 1e-6 : 2.5e-7) * last;
 }
 
@@ -86,7 +89,9 @@ static double o_share(const case_row *row, int type, uint32_t code, double want)
     if (!isfinite(got))
         return INFINITY;
     if (row->ulp < 0)
-        return fabs(got - want) / (tolerances[type].relative * fabs(want) + tolerances[type].absolute + f32_allowance(row));
+        return fabs(got - want)
+               / (tolerances[type].relative * fabs(want) + tolerances[type].absolute
+                  + f32_allowance(row));
     num_store(type, &rounded, 0, want);
     const int64_t apart = num_ulps(type, code, rounded);
     return apart == 0 ? 0 : ulp ? (double)apart / ulp : 1 + (double)apart;
@@ -126,8 +131,10 @@ static bool report_worst(result *r, const worst *w, const char *what)
     r->worst = w->share > r->worst ? w->share : r->worst;
     if (w->share <= 1)
         return true;
-    return judge(r, FAIL, "%s row %lld head %d element %lld: %.9g, reference %.9g (%.3g times the tolerance)", what,
-                 (long long)w->row, w->head, (long long)w->element, w->got, w->want, w->share);
+    return judge(
+        r, FAIL,
+        "%s row %lld head %d element %lld: %.9g, reference %.9g (%.3g times the tolerance)", what,
+        (long long)w->row, w->head, (long long)w->element, w->got, w->want, w->share);
 }
 
 static bool compare_o(const setup *s, const case_answer *a, result *r)
@@ -140,7 +147,8 @@ static bool compare_o(const setup *s, const case_answer *a, result *r)
         for (int h = 0; h < row->hq; h++)
             for (int d = 0; d < row->dv; d++) {
                 const uint32_t code = o_code(s, a->rows[i], h, d);
-                const double got = num_load(s->st->q_type, &code, 0), want = a->o[(i * row->hq + h) * row->dv + d];
+                const double got = num_load(s->st->q_type, &code, 0),
+                             want = a->o[(i * row->hq + h) * row->dv + d];
                 sum += fabs(got);
                 note(&w, o_share(row, s->st->q_type, code, want), got, want, a->rows[i], h, d);
             }
@@ -169,7 +177,10 @@ static bool compare_sums(const setup *s, const case_answer *a, result *r)
         for (int h = 0; h < s->row->hk; h++) {
             const double got = num_load(NUM_F32, s->sums.base, h * s->sums_stride + j);
             const double want = a->key_sums[j * s->row->hk + h];
-            note(&w, isfinite(got) ? fabs(got - want) / (1e-3 * fabs(want) + 1e-4 + f32_allowance(s->row)) : INFINITY,
+            note(&w,
+                 isfinite(got)
+                     ? fabs(got - want) / (1e-3 * fabs(want) + 1e-4 + f32_allowance(s->row))
+                     : INFINITY,
                  got, want, j, h, 0);
         }
     return report_worst(r, &w, "key sums, key");
@@ -196,15 +207,17 @@ static bool compare_mean(const setup *s, const case_answer *a, result *r)
 /* Says in words what an engine with this mean forgot. */
 static void explain(const setup *s, result *r)
 {
-    const char *words = r->verdict == FAIL
-                      ? likely_fault(s->row, r->mo, tolerances[s->st->q_type].mo * fabs(r->mo) + 1e-6) : NULL;
+    const char *words =
+        r->verdict == FAIL
+            ? likely_fault(s->row, r->mo, tolerances[s->st->q_type].mo * fabs(r->mo) + 1e-6)
+            : NULL;
     const size_t n = strlen(r->text);
 
     if (words)
         snprintf(r->text + n, sizeof r->text - n, "; the mean is that of: %s", words);
 }
 
-/* ------------------------------------------------------------------------------- what may and must be written */
+/* ----------------------------------------------------------------- what may and must be written */
 
 /* Rows that are not compared by value (check=K) must still be written with finite numbers. */
 static bool all_written(const setup *s, result *r)
@@ -234,7 +247,8 @@ static bool still(const area *a, int type, int64_t first, int64_t last, int64_t 
     return true;
 }
 
-/* Gaps between and behind rows of O, spare rows and columns of LSE, and the surroundings of both. */
+/* Gaps between and behind rows of O, spare rows and columns of LSE, and the surroundings of
+ * both. */
 static bool rest_untouched(const setup *s, result *r)
 {
     const case_row *row = s->row;
@@ -245,20 +259,26 @@ static bool rest_untouched(const setup *s, result *r)
         const int64_t first = i * s->o_stride + (i < s->total_rows ? width : 0);
         const int64_t last = i + 1 < rows ? (i + 1) * s->o_stride : i * s->o_stride + width;
         if (!still(&s->o, s->st->q_type, first, last, &at))
-            return judge(r, FAIL, "O element %lld (row %lld) is not the call's to write", (long long)at, (long long)i);
+            return judge(r, FAIL, "O element %lld (row %lld) is not the call's to write",
+                         (long long)at, (long long)i);
     }
     const bool by_head = s->way.axis[CASE_AXIS_LSE] == CASE_LSE_HT;
     const int64_t used = by_head ? s->total_rows : row->hq;
     for (int64_t i = 0; i < s->lse_lines; i++) {
         const bool spare = !by_head && i >= s->total_rows;
-        if (!still(&s->lse, NUM_F32, i * s->lse_line + (spare ? 0 : used), (i + 1) * s->lse_line, &at))
-            return judge(r, FAIL, "LSE element %lld (line %lld) is not the call's to write", (long long)at, (long long)i);
+        if (!still(&s->lse, NUM_F32, i * s->lse_line + (spare ? 0 : used), (i + 1) * s->lse_line,
+                   &at))
+            return judge(r, FAIL, "LSE element %lld (line %lld) is not the call's to write",
+                         (long long)at, (long long)i);
     }
     for (int h = 0; s->sums.map && h < row->hk; h++)
-        if (!still(&s->sums, NUM_F32, h * s->sums_stride + s->total_keys, (h + 1) * s->sums_stride, &at))
+        if (!still(&s->sums, NUM_F32, h * s->sums_stride + s->total_keys, (h + 1) * s->sums_stride,
+                   &at))
             return judge(r, FAIL, "key sum element %lld is not the call's to write", (long long)at);
-    if (!area_slack_is_clean(&s->o) || !area_slack_is_clean(&s->lse) || !area_slack_is_clean(&s->sums))
-        return judge(r, FAIL, "memory around %s was written", area_slack_is_clean(&s->o) ? "LSE or key sums" : "O");
+    if (!area_slack_is_clean(&s->o) || !area_slack_is_clean(&s->lse)
+        || !area_slack_is_clean(&s->sums))
+        return judge(r, FAIL, "memory around %s was written",
+                     area_slack_is_clean(&s->o) ? "LSE or key sums" : "O");
     if (s->work.map && !area_slack_is_clean(&s->work))
         return judge(r, FAIL, "memory around the workspace was written");
     return true;
@@ -279,7 +299,7 @@ static bool outputs_untouched(const setup *s)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------- the bits */
+/* ------------------------------------------------------------------------------------- the bits */
 
 static uint64_t mix(uint64_t hash, uint32_t code)
 {
@@ -317,13 +337,14 @@ static bool requests_agree(const setup *s)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------- running */
+/* -------------------------------------------------------------------------------------- running */
 
 static bool refused(setup *s, result *r, const char *call, fv_status status, const fv_error *err)
 {
     r->broken |= status == FV_E_DEVICE;
     if (s->o.map && setup_fetch(s) && !outputs_untouched(s))
-        return judge(r, FAIL, "%s failed (%s: %s) but had written outputs", call, fv_status_name(status), err->text);
+        return judge(r, FAIL, "%s failed (%s: %s) but had written outputs", call,
+                     fv_status_name(status), err->text);
     if (status == FV_E_INVALID || status == FV_E_UNSUPPORTED)
         return judge(r, REFUSED, "%s: %s: %s", call, fv_status_name(status), err->text);
     return judge(r, FAIL, "%s: %s: %s: %s", call, fv_status_name(status), err->field, err->text);
@@ -397,7 +418,8 @@ static bool queue_run(void *arg)
     fv_error err = { 0 };
     const fv_status status = fv_run(g->plan, &g->s->tensors, gpu_stream(), &err);
 
-    return status == FV_OK || judge(g->r, FAIL, "fv_run while capturing: %s: %s", fv_status_name(status), err.text);
+    return status == FV_OK
+           || judge(g->r, FAIL, "fv_run while capturing: %s: %s", fv_status_name(status), err.text);
 }
 
 static bool check_graph(fv_plan *plan, setup *s, result *r)
@@ -427,8 +449,9 @@ static bool no_faults(fv_ctx *ctx, result *r)
     fv_ctx_errors(ctx, &e, 1);
     if (e.count == 0)
         return true;
-    return judge(r, FAIL, "the context reports fault %d: request %d slot %lld value %lld, %lld of them", (int)e.what,
-                 e.request, (long long)e.slot, (long long)e.value, (long long)e.count);
+    return judge(r, FAIL,
+                 "the context reports fault %d: request %d slot %lld value %lld, %lld of them",
+                 (int)e.what, e.request, (long long)e.slot, (long long)e.value, (long long)e.count);
 }
 
 static bool repeat_run(fv_plan *plan, setup *s, result *r)
@@ -440,7 +463,8 @@ static bool repeat_run(fv_plan *plan, setup *s, result *r)
             return false;
         hash_rows(s, 0, s->total_rows, &o, &lse);
         if (o != r->o_bits || lse != r->lse_bits)
-            return judge(r, FAIL, "run %d of %d has other bits than the first", i + 1, s->row->repeat);
+            return judge(r, FAIL, "run %d of %d has other bits than the first", i + 1,
+                         s->row->repeat);
     }
     return true;
 }
@@ -452,7 +476,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-enum { BATCH = 20 };                    /* runs queued at once on a GPU: one alone would time the launch */
+enum { BATCH = 20 };                    /* runs queued at once on a GPU: one alone would time the
+                                           launch */
 
 static bool run_batch(fv_plan *plan, setup *s)
 {
@@ -500,7 +525,8 @@ bool run_setup(fv_ctx *ctx, setup *s, double seconds, result *r)
     bool ok = make_workspace(ctx, s, r) && make_plan(ctx, s, &plan, r);
     if (ok)
         query_plan(plan, r);
-    ok = ok && run_once(plan, s, r) && no_faults(ctx, r) && rest_untouched(s, r) && all_written(s, r);
+    ok = ok && run_once(plan, s, r) && no_faults(ctx, r) && rest_untouched(s, r)
+         && all_written(s, r);
     if (ok) {
         hash_rows(s, 0, s->total_rows, &r->o_bits, &r->lse_bits);
         r->requests_agree = requests_agree(s);
@@ -522,9 +548,10 @@ static bool compare_all(const setup *s, const case_answer *a, result *r)
     return ok;
 }
 
-/* ----------------------------------------------------------------------------------- cut: parts and their merge */
+/* ------------------------------------------------------------------- cut: parts and their merge */
 
-/* Memory of a cut row's parts: O [parts][hq][dv] of the row's type, LSE [parts][hq]; and where the engine sees it. */
+/* Memory of a cut row's parts: O [parts][hq][dv] of the row's type, LSE [parts][hq]; and where
+ * the engine sees it. */
 typedef struct parts {
     size_t n;
     uint8_t *o, *o_there;
@@ -532,8 +559,8 @@ typedef struct parts {
     int64_t o_bytes;                    /* of one part */
 } parts;
 
-static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, int64_t lo, int64_t hi,
-                     int64_t index, parts *p, result *r)
+static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way,
+                     int64_t lo, int64_t hi, int64_t index, parts *p, result *r)
 {
     const slice one = { 0, lo, hi, 0, 1 };
     const int hq = sh->row->hq;
@@ -543,13 +570,15 @@ static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case
     ok = ok && run_setup(ctx, &s, 0, r);
     for (int h = 0; ok && h < hq; h++) {
         for (int d = 0; d < sh->row->dv; d++)
-            num_put(st->q_type, p->o + index * p->o_bytes, h * sh->row->dv + d, o_code(&s, 0, h, d));
+            num_put(st->q_type, p->o + index * p->o_bytes, h * sh->row->dv + d,
+                    o_code(&s, 0, h, d));
         memcpy(&p->lse[index * hq + h], s.lse.base + 4 * h * s.lse_head, 4);
     }
     if (ok) {
         const double got = lse_at(&s, 0, hq - 1), want = sh->answer->part_l[index];
         if (lse_share(got, want) > 1)
-            ok = judge(r, FAIL, "LSE of part %lld: %.9g, reference %.9g", (long long)index, got, want);
+            ok = judge(r, FAIL, "LSE of part %lld: %.9g, reference %.9g", (long long)index, got,
+                       want);
     }
     setup_free(&s);
     return ok;
@@ -557,13 +586,19 @@ static bool run_part(fv_ctx *ctx, const shared *sh, const stored *st, const case
 
 static fv_tensor state_o(const parts *p, const case_row *row, int type, int64_t i)
 {
-    return (fv_tensor){ .data = p->o_there + i * p->o_bytes, .dtype = num_types[type].name, .ndim = 3,
-                        .shape = { 1, row->hq, row->dv }, .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
+    return (fv_tensor){ .data = p->o_there + i * p->o_bytes,
+                        .dtype = num_types[type].name,
+                        .ndim = 3,
+                        .shape = { 1, row->hq, row->dv },
+                        .stride = { (int64_t)row->hq * row->dv, row->dv, 1 } };
 }
 
 static fv_tensor state_lse(const parts *p, const case_row *row, int64_t i)
 {
-    return (fv_tensor){ .data = p->lse_there + i * row->hq, .dtype = "f32", .ndim = 2, .shape = { 1, row->hq },
+    return (fv_tensor){ .data = p->lse_there + i * row->hq,
+                        .dtype = "f32",
+                        .ndim = 2,
+                        .shape = { 1, row->hq },
                         .stride = { row->hq, 1 } };
 }
 
@@ -588,7 +623,8 @@ static bool merge_parts(fv_ctx *ctx, setup *s, parts *p, result *r)
     if (o && lse) {
         fv_tensor to = s->tensors.o, tl = s->tensors.lse;
         to.shape[0] = tl.shape[0] = 1;
-        status = fv_merge(ctx, o, lse, (int64_t)p->n, s->problem.lse_base2, &to, &tl, gpu_stream(), &err);
+        status = fv_merge(ctx, o, lse, (int64_t)p->n, s->problem.lse_base2, &to, &tl, gpu_stream(),
+                          &err);
     }
     free(o);
     free(lse);
@@ -600,7 +636,8 @@ static bool merge_parts(fv_ctx *ctx, setup *s, parts *p, result *r)
 static bool run_cut(fv_ctx *ctx, setup *s, result *r)
 {
     const case_row *row = s->row;
-    parts p = { .n = (size_t)row->cut.n + 1, .o_bytes = num_bytes(s->st->q_type, (int64_t)row->hq * row->dv) };
+    parts p = { .n = (size_t)row->cut.n + 1,
+                .o_bytes = num_bytes(s->st->q_type, (int64_t)row->hq * row->dv) };
     int64_t lo = 0;
 
     p.o = malloc(p.n * (size_t)p.o_bytes);
@@ -622,7 +659,8 @@ static bool run_cut(fv_ctx *ctx, setup *s, result *r)
     return ok;
 }
 
-void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, double seconds, result *out)
+void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *way, double seconds,
+             result *out)
 {
     const int n = sh->row->num_requests;
     slice *slices = calloc((size_t)n + 1, sizeof *slices);
@@ -640,7 +678,8 @@ void run_way(fv_ctx *ctx, const shared *sh, const stored *st, const case_way *wa
         judge(out, NOT_RUN, "no memory");
     else if (!setup_make(&s, sh, st, way, slices, n))
         judge(out, NOT_RUN, "%s", s.why);
-    else if (run_setup(ctx, &s, seconds, out) && compare_all(&s, sh->answer, out) && sh->row->cut.n) {
+    else if (run_setup(ctx, &s, seconds, out) && compare_all(&s, sh->answer, out)
+             && sh->row->cut.n) {
         result whole = *out;
         if (run_cut(ctx, &s, out)) {    /* keep what was said about the ordinary run */
             whole.worst = out->worst > whole.worst ? out->worst : whole.worst;

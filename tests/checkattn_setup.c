@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkattn_setup.c -- one way of a row in memory: geometry, page tables, data, outputs, descriptors.
+/* checkattn_setup.c -- one way of a row in memory: geometry, page tables, data, outputs,
+ * descriptors.
  *
- * Order: slices (who asks) -> pages (which ids) -> geometry (strides) -> areas, poisoned -> data -> tables ->
- * problem, limits, batch, tensors. Whatever no row may read holds poison: keys that no row of their request sees,
- * unused slots of pages, pages that nobody owns (page 0 is one of them), gaps of strided views, rows behind the
- * last one, scratch memory.
+ * Order: slices (who asks) -> pages (which ids) -> geometry (strides) -> areas, poisoned -> data ->
+ * tables -> problem, limits, batch, tensors. Whatever no row may read holds poison: keys that no
+ * row of their request sees, unused slots of pages, pages that nobody owns (page 0 is one of them),
+ * gaps of strided views, rows behind the last one, scratch memory.
  */
 #include "checkattn.h"
 #include "checkattn_gpu.h"
@@ -63,7 +64,8 @@ int64_t setup_position(const setup *s, int i, int64_t k)
 {
     const int r = s->slices[i].request;
 
-    return case_first_position(s->row, r) + s->row->kv.at[r] - s->row->q.at[r] + s->slices[i].row_lo + k;
+    return case_first_position(s->row, r) + s->row->kv.at[r] - s->row->q.at[r] + s->slices[i].row_lo
+           + k;
 }
 
 void *setup_list(setup *s, size_t bytes)
@@ -76,7 +78,7 @@ void *setup_list(setup *s, size_t bytes)
     return list;
 }
 
-/* -------------------------------------------------------------------------------------------------- the pages */
+/* ------------------------------------------------------------------------------------ the pages */
 
 /* A small generator for placements: the same way gives the same ids. */
 static uint64_t next_random(uint64_t *state)
@@ -97,7 +99,8 @@ static void shuffle(int64_t *ids, int64_t n, uint64_t seed)
     }
 }
 
-/* Physical ids of `n` distinct pages, and the size of the pool. Page 0 is never one of them, unless the row says so. */
+/* Physical ids of `n` distinct pages, and the size of the pool. Page 0 is never one of them,
+ * unless the row says so. */
 static bool place_pages(setup *s, int64_t n, int64_t *ids)
 {
     const case_row *row = s->row;
@@ -163,7 +166,8 @@ static bool make_pages(setup *s)
         for (int64_t p = 0; p < pages_of(s, i); p++) {
             const int64_t to = s->page_at[i] + p, from = s->page_at[with] + p;
             s->page_ids[to] = p < common ? s->page_ids[from] : ids[at];
-            s->v_page_ids[to] = p < common ? s->v_page_ids[from] : ids[s->row->x.v_ids ? (at + 1) % distinct : at];
+            s->v_page_ids[to] =
+                p < common ? s->v_page_ids[from] : ids[s->row->x.v_ids ? (at + 1) % distinct : at];
             at += p >= common;
         }
     }
@@ -182,20 +186,22 @@ static bool make_tokens(setup *s)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------- the geometry */
+/* --------------------------------------------------------------------------------- the geometry */
 
 static bool page_stride_fits(setup *s, int64_t need)
 {
     if (s->row->page_stride < 0 || s->row->page_stride >= need)
         return true;
-    return fail(s, "page_stride=%lld is less than the %lld elements of a page", (long long)s->row->page_stride,
-                (long long)need);
+    return fail(s, "page_stride=%lld is less than the %lld elements of a page",
+                (long long)s->row->page_stride, (long long)need);
 }
 
 /* One tensor of `width`, `tokens` per page (or all tokens, ragged), alone in its area. */
 static geometry plain(const case_row *row, int64_t tokens, int width, bool hnd)
 {
-    geometry g = { .token = (int64_t)row->hk * width, .head = width, .page = tokens * row->hk * width };
+    geometry g = { .token = (int64_t)row->hk * width,
+                   .head = width,
+                   .page = tokens * row->hk * width };
 
     if (hnd) {
         g.token = width;
@@ -251,7 +257,8 @@ static bool make_geometry(setup *s)
 /* Elements from the start of the area to the end of the last head of the last token. */
 static int64_t extent(const setup *s, const geometry *g, int width)
 {
-    const int64_t pages = s->page ? s->num_pages : 1, tokens = s->page ? s->page : s->token_at[s->num_slices];
+    const int64_t pages = s->page ? s->num_pages : 1,
+                  tokens = s->page ? s->page : s->token_at[s->num_slices];
 
     if (pages == 0 || tokens == 0)
         return 0;
@@ -259,20 +266,24 @@ static int64_t extent(const setup *s, const geometry *g, int width)
          + (s->row->hk > 1 ? (s->row->hk - 1) * g->head : 0) + width;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the areas */
+/* ------------------------------------------------------------------------------------ the areas */
 
 static int offset_for(const setup *s, int num_type)
 {
     const int view = axis(s, CASE_AXIS_VIEW);
     const int bytes = num_types[num_type].bits < 8 ? 1 : num_types[num_type].bits / 8;
-    const int offset = view == CASE_VIEW_OFF2 ? 2 : view == CASE_VIEW_OFF4 ? 4 : view == CASE_VIEW_OFF8 ? 8 : 0;
+    const int offset = view == CASE_VIEW_OFF2   ? 2
+                       : view == CASE_VIEW_OFF4 ? 4
+                       : view == CASE_VIEW_OFF8 ? 8
+                                                : 0;
 
     return offset % bytes ? 0 : offset;
 }
 
 enum { SPARSE_FROM = 64 << 20, SPARSE_PAGES = 20000 };
 
-/* Few owned pages in a large pool: reserve the range, make only the owned pages (and page 0) real. */
+/* Few owned pages in a large pool: reserve the range, make only the owned pages (and page 0)
+ * real. */
 static bool is_sparse(const setup *s, int64_t bytes)
 {
     const int64_t owned = s->page ? s->page_at[s->num_slices] : 0;
@@ -295,17 +306,22 @@ static bool back_pages(setup *s, area *a, const geometry *g, int type, int64_t e
     bool ok = back_page(a, g, type, 0, elements);
 
     for (int64_t i = 0; ok && i < n; i++)
-        ok = back_page(a, g, type, s->page_ids[i], elements) && back_page(a, g, type, s->v_page_ids[i], elements);
-    return ok || fail(s, "no memory for %lld pages of %lld elements", (long long)n, (long long)elements);
+        ok = back_page(a, g, type, s->page_ids[i], elements)
+             && back_page(a, g, type, s->v_page_ids[i], elements);
+    return ok
+           || fail(s, "no memory for %lld pages of %lld elements", (long long)n,
+                   (long long)elements);
 }
 
 /* An area for a tensor of the cache. `elements` is its whole size, `one` that of one page. */
-static bool make_cache_area(setup *s, area *a, const geometry *g, int type, int64_t elements, int64_t one)
+static bool make_cache_area(setup *s, area *a, const geometry *g, int type, int64_t elements,
+                            int64_t one)
 {
     const int64_t bytes = num_bytes(type, elements);
     const bool sparse = is_sparse(s, bytes);
 
-    if (!area_make(a, bytes, offset_for(s, type), type, num_poison(type, axis(s, CASE_AXIS_POISON)), sparse))
+    if (!area_make(a, bytes, offset_for(s, type), type, num_poison(type, axis(s, CASE_AXIS_POISON)),
+                   sparse))
         return fail(s, "no memory for %lld bytes of cache", (long long)bytes);
     return !sparse || back_pages(s, a, g, type, one);
 }
@@ -319,7 +335,9 @@ static int64_t page_extent(const setup *s, const geometry *g, int width)
 {
     const int64_t tokens = s->page ? s->page : s->token_at[s->num_slices];
 
-    return tokens ? (tokens - 1) * g->token + (s->row->hk > 1 ? (s->row->hk - 1) * g->head : 0) + width : 0;
+    return tokens
+               ? (tokens - 1) * g->token + (s->row->hk > 1 ? (s->row->hk - 1) * g->head : 0) + width
+               : 0;
 }
 
 static bool make_scale_area(setup *s, area *a, int type, int width)
@@ -357,7 +375,7 @@ static bool make_cache_areas(setup *s)
     return type != NUM_FP4 || row->mla || make_scale_area(s, &s->v_block, NUM_E4M3, row->dv / 16);
 }
 
-/* ----------------------------------------------------------------------------------------------------- the data */
+/* ------------------------------------------------------------------------------------- the data */
 
 /* Where token `slot` of page (or ragged start) `id` lies. */
 static int64_t element_at(const geometry *g, int64_t id, int64_t slot, int head)
@@ -380,19 +398,22 @@ static void put_scales(setup *s, int64_t token, const place *p, int h)
     const stored *st = s->st;
     const case_row *row = s->row;
     const int64_t from = token * row->hk + h;
-    const geometry one = scale_geometry(s, 1), kb = scale_geometry(s, row->dk / 16), vb = scale_geometry(s, row->dv / 16);
+    const geometry one = scale_geometry(s, 1), kb = scale_geometry(s, row->dk / 16),
+                   vb = scale_geometry(s, row->dv / 16);
 
     if (row->token_head_scales) {
-        num_store(NUM_F32, s->k_scale.base, element_at(&one, p->k_page, p->slot, h), case_k_factor(row, token, h));
+        num_store(NUM_F32, s->k_scale.base, element_at(&one, p->k_page, p->slot, h),
+                  case_k_factor(row, token, h));
         if (!row->mla)
-            num_store(NUM_F32, s->v_scale.base, element_at(&one, p->v_page, p->slot, h), case_v_factor(row, token, h));
+            num_store(NUM_F32, s->v_scale.base, element_at(&one, p->v_page, p->slot, h),
+                      case_v_factor(row, token, h));
     }
     if (st->kv_type == NUM_FP4) {
-        put_row(&s->k_block, NUM_E4M3, element_at(&kb, p->k_page, p->slot, h), st->k_block + from * (row->dk / 16),
-                row->dk / 16);
+        put_row(&s->k_block, NUM_E4M3, element_at(&kb, p->k_page, p->slot, h),
+                st->k_block + from * (row->dk / 16), row->dk / 16);
         if (!row->mla)
-            put_row(&s->v_block, NUM_E4M3, element_at(&vb, p->v_page, p->slot, h), st->v_block + from * (row->dv / 16),
-                    row->dv / 16);
+            put_row(&s->v_block, NUM_E4M3, element_at(&vb, p->v_page, p->slot, h),
+                    st->v_block + from * (row->dv / 16), row->dv / 16);
     }
 }
 
@@ -404,18 +425,20 @@ static void put_token(setup *s, int64_t token, const place *p)
 
     for (int h = 0; h < row->hk; h++) {
         const int64_t from = token * row->hk + h;
-        put_row(&s->k, st->kv_type, element_at(&s->kg, p->k_page, p->slot, h), st->k + from * st->k_row, head);
+        put_row(&s->k, st->kv_type, element_at(&s->kg, p->k_page, p->slot, h),
+                st->k + from * st->k_row, head);
         if (tail)
-            put_row(&s->k_tail, st->kv_type, element_at(&s->tg, p->k_page, p->slot, h), st->k + from * st->k_row + head,
-                    tail);
+            put_row(&s->k_tail, st->kv_type, element_at(&s->tg, p->k_page, p->slot, h),
+                    st->k + from * st->k_row + head, tail);
         if (!row->mla)
-            put_row(s->joint ? &s->k : &s->v, st->kv_type, element_at(&s->vg, p->v_page, p->slot, h),
-                    st->v + from * st->v_row, st->v_row);
+            put_row(s->joint ? &s->k : &s->v, st->kv_type,
+                    element_at(&s->vg, p->v_page, p->slot, h), st->v + from * st->v_row, st->v_row);
         put_scales(s, token, p, h);
     }
 }
 
-/* Keys that some row of their request sees. A key on a page of several requests is written if one of them sees it. */
+/* Keys that some row of their request sees. A key on a page of several requests is written if
+ * one of them sees it. */
 static void put_cache(setup *s)
 {
     for (int i = 0; i < s->num_slices; i++)
@@ -442,15 +465,16 @@ static bool make_query_area(setup *s, area *a, int64_t stride, int width, int64_
     const int64_t elements = rows ? (rows - 1) * stride + (int64_t)row->hq * width : 0;
     int64_t at = 0;
 
-    if (!area_make(a, num_bytes(type, elements), offset_for(s, type), type, num_poison(type, axis(s, CASE_AXIS_POISON)),
-                   false))
+    if (!area_make(a, num_bytes(type, elements), offset_for(s, type), type,
+                   num_poison(type, axis(s, CASE_AXIS_POISON)), false))
         return fail(s, "no memory for Q");
     for (int i = 0; i < s->num_slices; i++)
         for (int64_t k = 0; k < rows_of(s, i); k++, at++)
             for (int h = 0; h < row->hq; h++) {
-                const int64_t from = (row->q_base[s->slices[i].request] + s->slices[i].row_lo + k) * row->hq + h;
-                put_row(a, type, at * stride + (int64_t)h * width, s->st->q + from * s->st->q_row + skip,
-                        num_bytes(type, width));
+                const int64_t from =
+                    (row->q_base[s->slices[i].request] + s->slices[i].row_lo + k) * row->hq + h;
+                put_row(a, type, at * stride + (int64_t)h * width,
+                        s->st->q + from * s->st->q_row + skip, num_bytes(type, width));
             }
     return true;
 }
@@ -463,7 +487,9 @@ static bool make_queries(setup *s)
 
     s->q_stride = (row->hq + (slice_of_qkv ? 2 * (int64_t)row->hk : 0)) * width;
     return make_query_area(s, &s->q, s->q_stride, width, 0)
-        && (!tail || make_query_area(s, &s->q_tail, (int64_t)row->hq * tail, tail, num_bytes(s->st->q_type, width)));
+           && (!tail
+               || make_query_area(s, &s->q_tail, (int64_t)row->hq * tail, tail,
+                                  num_bytes(s->st->q_type, width)));
 }
 
 static bool make_outputs(setup *s)
@@ -474,7 +500,8 @@ static bool make_outputs(setup *s)
 
     s->o_stride = view == CASE_VIEW_OPAD ? ((3 * width + 1) / 2 + 7) / 8 * 8 : width;
     const int64_t elements = rows ? (rows - 1) * s->o_stride + width : 0;
-    if (!area_make(&s->o, num_bytes(type, elements), offset_for(s, type), type, num_encode(type, 12345), false))
+    if (!area_make(&s->o, num_bytes(type, elements), offset_for(s, type), type,
+                   num_encode(type, 12345), false))
         return fail(s, "no memory for O");
     if (axis(s, CASE_AXIS_LSE) == CASE_LSE_HT) {
         s->lse_lines = row->hq;
@@ -488,11 +515,13 @@ static bool make_outputs(setup *s)
         s->lse_head = 1;
     }
     s->sums_stride = s->total_keys + row->lse_pad;
-    if (row->x.key_sums && !area_make(&s->sums, num_bytes(NUM_F32, row->hk * s->sums_stride), offset_for(s, NUM_F32),
-                                      NUM_F32, num_encode(NUM_F32, 12345), false))
+    if (row->x.key_sums
+        && !area_make(&s->sums, num_bytes(NUM_F32, row->hk * s->sums_stride),
+                      offset_for(s, NUM_F32), NUM_F32, num_encode(NUM_F32, 12345), false))
         return fail(s, "no memory for key sums");
-    return area_make(&s->lse, num_bytes(NUM_F32, s->lse_lines * s->lse_line), offset_for(s, NUM_F32), NUM_F32,
-                     num_encode(NUM_F32, 12345), false) || fail(s, "no memory for LSE");
+    return area_make(&s->lse, num_bytes(NUM_F32, s->lse_lines * s->lse_line),
+                     offset_for(s, NUM_F32), NUM_F32, num_encode(NUM_F32, 12345), false)
+           || fail(s, "no memory for LSE");
 }
 
 bool setup_fetch(setup *s)
@@ -512,19 +541,21 @@ bool setup_reset(setup *s)
         for (int64_t e = 0; e < (int64_t)row->hq * row->dv; e++)
             num_put(type, s->o.base, i * s->o_stride + e, num_poison(type, CASE_POISON_NAN));
         for (int h = 0; h < row->hq; h++)
-            num_put(NUM_F32, s->lse.base, i * s->lse_row + h * s->lse_head, num_poison(NUM_F32, CASE_POISON_NAN));
+            num_put(NUM_F32, s->lse.base, i * s->lse_row + h * s->lse_head,
+                    num_poison(NUM_F32, CASE_POISON_NAN));
     }
     if (s->sums.map)
         area_fill(&s->sums, num_encode(NUM_F32, 12345));
     for (int h = 0; s->sums.map && h < row->hk; h++)
         for (int64_t j = 0; j < s->total_keys; j++)
-            num_put(NUM_F32, s->sums.base, h * s->sums_stride + j, num_poison(NUM_F32, CASE_POISON_NAN));
+            num_put(NUM_F32, s->sums.base, h * s->sums_stride + j,
+                    num_poison(NUM_F32, CASE_POISON_NAN));
     if (s->work.map)
         area_fill(&s->work, num_poison(NUM_F32, axis(s, CASE_AXIS_POISON)));
     return area_push(&s->o) && area_push(&s->lse) && area_push(&s->sums) && area_push(&s->work);
 }
 
-/* ------------------------------------------------------------------------------------------------- index arrays */
+/* --------------------------------------------------------------------------------- index arrays */
 
 /* Values as i32, dense; or as i64, every second entry of an array whose other entries are traps. */
 static bool make_index(setup *s, const int64_t *values, int64_t n, bool wide, fv_index *out)
@@ -554,7 +585,8 @@ static bool make_live_index(setup *s, const int64_t *values, int64_t n, bool wid
         return false;
     if (gpu_on() && axis(s, CASE_AXIS_ROOM))
         out->device = setup_twin(s, (void *)out->host, (size_t)n * (wide ? 16 : 4));
-    return !gpu_on() || !axis(s, CASE_AXIS_ROOM) || out->device || fail(s, "no memory for an index array");
+    return !gpu_on() || !axis(s, CASE_AXIS_ROOM) || out->device
+           || fail(s, "no memory for an index array");
 }
 
 static bool wide_indices(const setup *s)
@@ -586,7 +618,8 @@ static bool make_ids(setup *s, area *a, const int64_t *ids, int64_t n, bool wide
 }
 
 /* Lays page ids out: slice i's at entry at[i]; what is between and behind holds the pad. */
-static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *at, int64_t total, bool wide, fv_index *out)
+static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *at, int64_t total,
+                    bool wide, fv_index *out)
 {
     int64_t *ids = malloc((size_t)(total + 1) * sizeof *ids);
 
@@ -605,7 +638,8 @@ static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *a
 static bool lay_tables(setup *s, const int64_t *at, int64_t total, bool wide)
 {
     return lay_ids(s, &s->ids, s->page_ids, at, total, wide, &s->batch.pages.ids)
-        && (!s->row->x.v_ids || lay_ids(s, &s->v_ids, s->v_page_ids, at, total, wide, &s->batch.pages.v_ids));
+           && (!s->row->x.v_ids
+               || lay_ids(s, &s->v_ids, s->v_page_ids, at, total, wide, &s->batch.pages.v_ids));
 }
 
 static bool make_csr(setup *s, bool last)
@@ -622,21 +656,25 @@ static bool make_csr(setup *s, bool last)
         fill[i] = pages ? keys_of(s, i) - (pages - 1) * s->page : 0;
     }
     s->limits.max_pages = indptr[n];
-    return make_index(s, indptr, n + 1, last, &s->batch.pages.indptr) && lay_tables(s, indptr, indptr[n] + 2, last)
-        && (!last || make_index(s, fill, n, true, &s->batch.last_page_lengths));
+    return make_index(s, indptr, n + 1, last, &s->batch.pages.indptr)
+           && lay_tables(s, indptr, indptr[n] + 2, last)
+           && (!last || make_index(s, fill, n, true, &s->batch.last_page_lengths));
 }
 
-/* Named: a table of two rows more than needed, its rows in another order, with gaps between them. */
+/* Named: a table of two rows more than needed, its rows in another order, with gaps between
+ * them. */
 static bool make_2d(setup *s, bool named)
 {
     const int64_t n = s->num_slices, lines = named ? n + 2 : n;
-    int64_t *line = setup_list(s, (size_t)n * sizeof *line), *at = setup_list(s, (size_t)n * sizeof *at);
+    int64_t *line = setup_list(s, (size_t)n * sizeof *line),
+            *at = setup_list(s, (size_t)n * sizeof *at);
     int64_t width = 0;
 
     for (int i = 0; i < n; i++)
         width = pages_of(s, i) >= width ? pages_of(s, i) : width;
     if (s->row->table_width >= 0 && s->row->table_width < width)
-        return fail(s, "table_width=%d is less than the %lld pages of a request", s->row->table_width, (long long)width);
+        return fail(s, "table_width=%d is less than the %lld pages of a request",
+                    s->row->table_width, (long long)width);
     if (!line || !at)
         return fail(s, "no memory for a page table");
     width = s->row->table_width >= 0 ? s->row->table_width : width + 1;
@@ -664,12 +702,14 @@ static bool make_table(setup *s)
     }
 }
 
-/* Rows, lengths, tables or offsets; positions where a slice does not hold all keys of its request. */
+/* Rows, lengths, tables or offsets; positions where a slice does not hold all keys of its
+ * request. */
 static bool make_batch(setup *s)
 {
     const int n = s->num_slices;
     const bool wide = wide_indices(s);
-    int64_t *rows = setup_list(s, (size_t)(n + 1) * sizeof *rows), *lengths = setup_list(s, (size_t)n * sizeof *lengths);
+    int64_t *rows = setup_list(s, (size_t)(n + 1) * sizeof *rows),
+            *lengths = setup_list(s, (size_t)n * sizeof *lengths);
     int64_t *first = setup_list(s, (size_t)n * sizeof *first);
     int64_t *positions = setup_list(s, (size_t)s->total_rows * sizeof *positions);
     bool decode = true;
@@ -685,9 +725,11 @@ static bool make_batch(setup *s)
             positions[rows[i] + k] = setup_position(s, i, k);
     }
     s->batch.num_requests = n;
-    if (!(decode && wide) && !make_index(s, rows, n + 1, wide, &s->batch.rows))     /* absent: one row each */
+    if (!(decode && wide)
+        && !make_index(s, rows, n + 1, wide, &s->batch.rows)) /* absent: one row each */
         return false;
-    if ((!s->whole || s->row->x.first.n) && !make_index(s, first, n, wide, &s->batch.first_positions))
+    if ((!s->whole || s->row->x.first.n)
+        && !make_index(s, first, n, wide, &s->batch.first_positions))
         return false;
     if (!s->whole && !make_index(s, positions, s->total_rows, wide, &s->batch.row_positions))
         return false;
@@ -700,11 +742,12 @@ static bool make_batch(setup *s)
     return !s->page || make_table(s);
 }
 
-/* --------------------------------------------------------------------------------------------- the descriptors */
+/* ------------------------------------------------------------------------------ the descriptors */
 
 static fv_tensor tensor(const area *a, int type, int64_t first)
 {
-    return (fv_tensor){ .data = area_address(a, first * num_types[type].bits / 8), .dtype = num_types[type].name };
+    return (fv_tensor){ .data = area_address(a, first * num_types[type].bits / 8),
+                        .dtype = num_types[type].name };
 }
 
 static void add_axis(fv_tensor *t, int64_t extent_, int64_t stride)
@@ -786,8 +829,11 @@ static bool make_scale(setup *s, const char *name, double number, const area *a,
             return fail(s, "no memory for scales");
         for (int h = 0; h < s->row->hk; h++)
             x[h] = (float)(number * case_head_scale(h));
-        const fv_tensor t = { .data = setup_twin(s, x, (size_t)s->row->hk * sizeof *x), .dtype = "f32", .ndim = 1,
-                              .shape = { s->row->hk }, .stride = { 1 } };
+        const fv_tensor t = { .data = setup_twin(s, x, (size_t)s->row->hk * sizeof *x),
+                              .dtype = "f32",
+                              .ndim = 1,
+                              .shape = { s->row->hk },
+                              .stride = { 1 } };
         *kind = "head";
         add_run_arg(s, name, 0, &t);
     } else if (number != 1) {
@@ -828,10 +874,21 @@ static void make_problem(setup *s)
     const case_row *row = s->row;
     const char *q = num_types[s->st->q_type].name, *kv = num_types[s->st->kv_type].name;
 
-    s->problem = (fv_problem){ .q = q, .k = kv, .v = kv, .o = q, .num_q_heads = row->hq, .num_kv_heads = row->hk,
-                               .dim_qk = row->dk, .dim_v = row->dv, .scale = row->sm_scale, .v_in_k = row->mla, .qk_tail = row->x.tail,
-                               .lse_base2 = axis(s, CASE_AXIS_BASE) == CASE_BASE_2,
-                               .alignment = offset_for(s, s->st->kv_type) || offset_for(s, s->st->q_type) ? 1 : 0 };
+    s->problem =
+        (fv_problem){ .q = q,
+                      .k = kv,
+                      .v = kv,
+                      .o = q,
+                      .num_q_heads = row->hq,
+                      .num_kv_heads = row->hk,
+                      .dim_qk = row->dk,
+                      .dim_v = row->dv,
+                      .scale = row->sm_scale,
+                      .v_in_k = row->mla,
+                      .qk_tail = row->x.tail,
+                      .lse_base2 = axis(s, CASE_AXIS_BASE) == CASE_BASE_2,
+                      .alignment =
+                          offset_for(s, s->st->kv_type) || offset_for(s, s->st->q_type) ? 1 : 0 };
 }
 
 /* Exactly what the batch needs, or more of everything. */
@@ -859,13 +916,14 @@ static bool is_whole(const slice *a, const case_row *row, int request)
 {
     const slice b = whole_slice(row, request);
 
-    return a->request == b.request && a->lo == b.lo && a->hi == b.hi && a->row_lo == b.row_lo && a->row_hi == b.row_hi;
+    return a->request == b.request && a->lo == b.lo && a->hi == b.hi && a->row_lo == b.row_lo
+           && a->row_hi == b.row_hi;
 }
 
 static bool freeze_inputs(setup *s)
 {
-    area *const areas[] = { &s->q, &s->q_tail, &s->k, &s->v, &s->k_tail, &s->k_scale, &s->v_scale, &s->k_block,
-                            &s->v_block, &s->ids, &s->v_ids };
+    area *const areas[] = { &s->q,       &s->q_tail,  &s->k,       &s->v,   &s->k_tail, &s->k_scale,
+                            &s->v_scale, &s->k_block, &s->v_block, &s->ids, &s->v_ids };
 
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++)
         if (!area_push(areas[i]) || !area_freeze(areas[i]))
@@ -873,12 +931,13 @@ static bool freeze_inputs(setup *s)
     return true;
 }
 
-bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *way, const slice *slices, int num_slices)
+bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *way,
+                const slice *slices, int num_slices)
 {
     const int page = way->axis[CASE_AXIS_PAGE];
 
-    *s = (setup){ .sh = sh, .row = sh->row, .st = st, .way = *way, .slices = slices, .num_slices = num_slices,
-                  .page = page > 0 ? page : 0 };
+    *s = (setup){ .sh = sh, .row = sh->row, .st = st, .way = *way, .slices = slices,
+                  .num_slices = num_slices, .page = page > 0 ? page : 0 };
     s->whole = num_slices == s->row->num_requests;
     for (int i = 0; i < num_slices; i++) {
         s->total_rows += rows_of(s, i);
@@ -910,8 +969,9 @@ bool setup_make(setup *s, const shared *sh, const stored *st, const case_way *wa
 
 void setup_free(setup *s)
 {
-    area *const areas[] = { &s->k, &s->v, &s->k_tail, &s->k_scale, &s->v_scale, &s->k_block, &s->v_block, &s->q,
-                            &s->q_tail, &s->o, &s->lse, &s->sums, &s->ids, &s->v_ids, &s->work };
+    area *const areas[] = { &s->k,       &s->v,       &s->k_tail, &s->k_scale, &s->v_scale,
+                            &s->k_block, &s->v_block, &s->q,      &s->q_tail,  &s->o,
+                            &s->lse,     &s->sums,    &s->ids,    &s->v_ids,   &s->work };
 
     for (size_t i = 0; i < sizeof areas / sizeof *areas; i++)
         area_free(areas[i]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkattn_store.c -- a row's numbers as bytes of the chosen types, dense, once per row and type.
  *
- * Rows promise that every value is exact in every type that they name; a value that is not makes the row
- * not runnable with that type, because the reference would then compute something else.
+ * Rows promise that every value is exact in every type that they name; a value that is not makes
+ * the row not runnable with that type, because the reference would then compute something else.
  */
 #include "checkattn.h"
 
@@ -28,7 +28,8 @@ static bool store_exact(maker *m, int type, void *base, int64_t i, double x)
 
 /* ---- 4-bit groups: 16 elements = codes of e2m1 x one e4m3 scale ---- */
 
-/* Writes the codes of x[16] under this scale. False: some element is no multiple that the type has. */
+/* Writes the codes of x[16] under this scale. False: some element is no multiple that the type
+ * has. */
 static bool codes_fit(const double *x, double scale, uint8_t *out, int64_t at)
 {
     for (int i = 0; i < 16; i++) {
@@ -40,8 +41,10 @@ static bool codes_fit(const double *x, double scale, uint8_t *out, int64_t at)
     return true;
 }
 
-/* The generated scale is tried first, then every scale there is: a group of which one element was set, or a constant. */
-static bool store_group(maker *m, const double *x, double likely, uint8_t *out, int64_t at, uint8_t *block)
+/* The generated scale is tried first, then every scale there is: a group of which one element
+ * was set, or a constant. */
+static bool store_group(maker *m, const double *x, double likely, uint8_t *out, int64_t at,
+                        uint8_t *block)
 {
     if (codes_fit(x, likely, out, at)) {
         *block = (uint8_t)num_encode(NUM_E4M3, likely);
@@ -58,14 +61,15 @@ static bool store_group(maker *m, const double *x, double likely, uint8_t *out, 
 
 typedef double element(const case_row *row, int64_t token, int head, int dim);
 
-static bool store_fp4_row(maker *m, element *get, uint32_t seed, int64_t token, int head, int width, uint8_t *out,
-                          uint8_t *blocks)
+static bool store_fp4_row(maker *m, element *get, uint32_t seed, int64_t token, int head, int width,
+                          uint8_t *out, uint8_t *blocks)
 {
     double x[16];
 
     for (int d = 0; d < width; d += 16) {
-        const uint64_t flat = ((uint64_t)token * (uint64_t)m->row->hk + (uint64_t)head) * (uint64_t)width
-                            + (uint64_t)d;
+        const uint64_t flat =
+            ((uint64_t)token * (uint64_t)m->row->hk + (uint64_t)head) * (uint64_t)width
+            + (uint64_t)d;
         for (int i = 0; i < 16; i++)
             x[i] = get(m->row, token, head, d + i);
         if (!store_group(m, x, case_fp4_scale(seed, (uint32_t)flat / 16), out, d, &blocks[d / 16]))
@@ -74,7 +78,8 @@ static bool store_fp4_row(maker *m, element *get, uint32_t seed, int64_t token, 
     return true;
 }
 
-static bool store_row(maker *m, element *get, int type, int64_t token, int head, int width, void *out)
+static bool store_row(maker *m, element *get, int type, int64_t token, int head, int width,
+                      void *out)
 {
     for (int d = 0; d < width; d++)
         if (!store_exact(m, type, out, d, get(m->row, token, head, d)))
@@ -83,14 +88,15 @@ static bool store_row(maker *m, element *get, int type, int64_t token, int head,
 }
 
 /* All tokens and heads of K (seed 2) or V (seed 3). */
-static bool store_cache(maker *m, const stored *s, element *get, uint32_t seed, int width, int64_t row_bytes,
-                        uint8_t *out, uint8_t *blocks)
+static bool store_cache(maker *m, const stored *s, element *get, uint32_t seed, int width,
+                        int64_t row_bytes, uint8_t *out, uint8_t *blocks)
 {
     for (int64_t t = 0; t < m->row->total_kv; t++)
         for (int h = 0; h < m->row->hk; h++) {
             const int64_t at = t * m->row->hk + h;
             if (s->kv_type == NUM_FP4
-                    ? !store_fp4_row(m, get, seed, t, h, width, out + at * row_bytes, blocks + at * (width / 16))
+                    ? !store_fp4_row(m, get, seed, t, h, width, out + at * row_bytes,
+                                     blocks + at * (width / 16))
                     : !store_row(m, get, s->kv_type, t, h, width, out + at * row_bytes))
                 return false;
         }
@@ -122,13 +128,16 @@ static bool allocate(const case_row *row, stored *s)
         s->k_block = malloc(items * (size_t)(row->dk / 16));
         s->v_block = malloc(items * (size_t)(row->dv / 16));
     }
-    return s->k && s->q && (row->mla || s->v) && (s->kv_type != NUM_FP4 || (s->k_block && s->v_block));
+    return s->k && s->q && (row->mla || s->v)
+           && (s->kv_type != NUM_FP4 || (s->k_block && s->v_block));
 }
 
 bool stored_make(const case_row *row, int dtype, stored *out, char *why, size_t size)
 {
     static const int kv_types[CASE_KVS] = { -1, NUM_E4M3, NUM_E5M2, NUM_FP4 };
-    const int kv_type = row->x.int8 ? NUM_INT8 : row->kv_dtype == CASE_KV_SAME ? dtype : kv_types[row->kv_dtype];
+    const int kv_type = row->x.int8                     ? NUM_INT8
+                        : row->kv_dtype == CASE_KV_SAME ? dtype
+                                                        : kv_types[row->kv_dtype];
     maker m = { row, why, size };
 
     *out = (stored){ .q_type = dtype, .kv_type = kv_type, .k_row = num_bytes(kv_type, row->dk),

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ref.c -- the definition (ref.h), one row and one head at a time.
  *
- * Two passes over the keys: scores and their maximum first, then weights and the weighted sum. Nothing is blocked,
- * rescaled or skipped by bounds, so that no bug of a fast kernel can have a twin here.
+ * Two passes over the keys: scores and their maximum first, then weights and the weighted sum.
+ * Nothing is blocked, rescaled or skipped by bounds, so that no bug of a fast kernel can have a
+ * twin here.
  */
 #include "ref.h"
 
@@ -31,7 +32,7 @@ void ref_turn(const ref_rope *rope, int64_t position, double *x)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ visibility */
+/* ----------------------------------------------------------------------------------- visibility */
 
 static bool share_range(const ref_range *list, int n, int64_t x, int64_t y)
 {
@@ -75,7 +76,8 @@ static bool blocks_allow(const ref_request *r, const ref_at *at)
 
 static bool tree_allows(const ref_request *r, int64_t row, int64_t key)
 {
-    const int64_t node = key - (r->keys - r->rows); /* the row whose own key this is; negative: context */
+    const int64_t node = key - (r->keys - r->rows); /* the row whose own key this is; negative:
+                                                       context */
 
     if (node < 0)
         return true;
@@ -133,7 +135,7 @@ bool ref_visible(const ref_problem *p, const ref_request *r, int64_t row, int64_
     return visible_at(p, r, &at);
 }
 
-/* ------------------------------------------------------------------------------------------- one row, one head */
+/* ---------------------------------------------------------------------------- one row, one head */
 
 static double dot(const double *a, const double *b, int n)
 {
@@ -156,8 +158,8 @@ static double score_at(const ref_problem *p, const ref_at *at, const double *q, 
 }
 
 /* Fills seen[] (key indices) and s[] (their scores). `k` are the keys, turned. Returns how many. */
-static int64_t scores(const ref_problem *p, const ref_request *r, int64_t row, int head, const double *q,
-                      const double *k, int64_t *seen, double *s)
+static int64_t scores(const ref_problem *p, const ref_request *r, int64_t row, int head,
+                      const double *q, const double *k, int64_t *seen, double *s)
 {
     const int g = head / (p->hq / p->hk);
     int64_t n = 0;
@@ -173,8 +175,8 @@ static int64_t scores(const ref_problem *p, const ref_request *r, int64_t row, i
     return n;
 }
 
-static void softmax_row(const ref_problem *p, const double *v, int head, int64_t n, const int64_t *seen,
-                        const double *s, double *o, double *lse)
+static void softmax_row(const ref_problem *p, const double *v, int head, int64_t n,
+                        const int64_t *seen, const double *s, double *o, double *lse)
 {
     const int g = head / (p->hq / p->hk);
     double m = p->sink ? p->sink[head] : -INFINITY;
@@ -209,7 +211,8 @@ static void load_query(const ref_problem *p, const ref_request *r, int64_t row, 
         ref_turn(p->rope, ref_row_position(r, row), q);
 }
 
-/* The keys, turned: `r->k` itself where nothing turns, else a copy (in *own, to be freed). NULL: no memory. */
+/* The keys, turned: `r->k` itself where nothing turns, else a copy (in *own, to be freed). NULL:
+ * no memory. */
 static const double *turned_keys(const ref_problem *p, const ref_request *r, double **own)
 {
     const int64_t n = r->keys * p->hk;
@@ -226,7 +229,7 @@ static const double *turned_keys(const ref_problem *p, const ref_request *r, dou
     return k;
 }
 
-/* --------------------------------------------------------------------------------------------- all the rows */
+/* --------------------------------------------------------------------------------- all the rows */
 
 typedef struct job {
     const ref_problem *p;
@@ -247,7 +250,8 @@ static void do_row(job *w, int64_t i, double *q, int64_t *seen, double *s)
     for (int h = 0; h < p->hq; h++) {
         load_query(p, w->r, row, h, q);
         const int64_t n = scores(p, w->r, row, h, q, w->k, seen, s);
-        softmax_row(p, w->r->v, h, n, seen, s, w->o + (i * p->hq + h) * p->dv, &w->lse[i * p->hq + h]);
+        softmax_row(p, w->r->v, h, n, seen, s, w->o + (i * p->hq + h) * p->dv,
+                    &w->lse[i * p->hq + h]);
     }
 }
 
@@ -281,11 +285,13 @@ static int useful_threads(const job *w, int threads)
     return threads > MAX_THREADS ? MAX_THREADS : threads;
 }
 
-bool ref_attend(const ref_problem *p, const ref_request *r, const int64_t *rows, int64_t n, int threads,
-                double *o, double *lse)
+bool ref_attend(const ref_problem *p, const ref_request *r, const int64_t *rows, int64_t n,
+                int threads, double *o, double *lse)
 {
     double *own;
-    job w = { .p = p, .r = r, .rows = rows, .n = n, .o = o, .lse = lse, .k = turned_keys(p, r, &own) };
+    job w = {
+        .p = p, .r = r, .rows = rows, .n = n, .o = o, .lse = lse, .k = turned_keys(p, r, &own)
+    };
     pthread_t id[MAX_THREADS];
     int started = 0;
 
@@ -328,7 +334,8 @@ bool ref_key_sums(const ref_problem *p, const ref_request *r, double *sums)
     return ok;
 }
 
-void ref_merge(int states, int dv, const double *const *o, const double *lse, double *out, double *out_lse)
+void ref_merge(int states, int dv, const double *const *o, const double *lse, double *out,
+               double *out_lse)
 {
     double m = -INFINITY, sum = 0;
 

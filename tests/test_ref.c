@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ref.c -- does the definition (ref.c) reproduce every anchor of the case rows?
  *
- * The anchors were computed elsewhere, so this is two independent readings of one page. Also here: the
- * samples of the generator's table, and that the parser refuses what the page does not list.
+ * The anchors were computed elsewhere, so this is two independent readings of one page. Also here:
+ * the samples of the generator's table, and that the parser refuses what the page does not list.
  *
  *     test_ref [--cases FILE] [--id PREFIX] [--threads N] [--verbose]
  */
@@ -46,7 +46,7 @@ static void check_near(const char *id, const char *what, double got, double want
     check(id, what, near(got, want), got, want);
 }
 
-/* ------------------------------------------------------------------------------------------------ the rows */
+/* ------------------------------------------------------------------------------------- the rows */
 
 static void check_fault(const case_row *row, int i, int threads)
 {
@@ -89,7 +89,7 @@ static void check_row(const case_row *row, int threads)
         printf("      %-22s %.2f s\n", row->id, now() - start);
 }
 
-/* --------------------------------------------------------------------------------------- the generator */
+/* -------------------------------------------------------------------------------- the generator */
 
 static void check_generator(void)
 {
@@ -98,7 +98,9 @@ static void check_generator(void)
         { 2, 0, 64, 0x3CD6E3F3, -0.4375 },  { 2, 12345, 8, 0x30C2CBD5, 0.5 },
         { 3, 7, 4, 0xFF839133, -0.25 },     { 3, 4294967295u, 64, 0x2994C1B5, -0.078125 },
     };
-    case_row row = { .hk = 1, .dk = 16, .dv = 16, .kv_dtype = CASE_KV_FP4G16, .k_scale = 1, .v_scale = 1 };
+    case_row row = {
+        .hk = 1, .dk = 16, .dv = 16, .kv_dtype = CASE_KV_FP4G16, .k_scale = 1, .v_scale = 1
+    };
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const uint32_t hash = case_hash(table[i].seed, table[i].i);
@@ -106,12 +108,14 @@ static void check_generator(void)
         check("generator", "G", case_g(table[i].seed, table[i].i, table[i].grid) == table[i].g,
               case_g(table[i].seed, table[i].i, table[i].grid), table[i].g);
     }
-    check("generator", "fp4 K[0]", case_k(&row, 0, 0, 0) == 0.515625, case_k(&row, 0, 0, 0), 0.515625);
+    check("generator", "fp4 K[0]", case_k(&row, 0, 0, 0) == 0.515625, case_k(&row, 0, 0, 0),
+          0.515625);
     check("generator", "fp4 K[16]", case_k(&row, 1, 0, 0) == -0.375, case_k(&row, 1, 0, 0), -0.375);
-    check("generator", "fp4 V[5]", case_v(&row, 0, 0, 5) == -0.40625, case_v(&row, 0, 0, 5), -0.40625);
+    check("generator", "fp4 V[5]", case_v(&row, 0, 0, 5) == -0.40625, case_v(&row, 0, 0, 5),
+          -0.40625);
 }
 
-/* ------------------------------------------------------------------------------------------ the parser */
+/* ----------------------------------------------------------------------------------- the parser */
 
 #define ROW "id=a\nkv=3\nhq=4\ndk=8\n"
 
@@ -154,7 +158,8 @@ static void check_refusals(void)
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         *message = 0;
-        case_file *file = case_parse("text", bad[i].text, strlen(bad[i].text), false, message, sizeof message);
+        case_file *file =
+            case_parse("text", bad[i].text, strlen(bad[i].text), false, message, sizeof message);
         const bool ok = !file && strstr(message, bad[i].why) && !strncmp(message, "text:", 5);
         if (!ok)
             printf("parser: wanted '%s', got '%s'\n", bad[i].why, file ? "accepted" : message);
@@ -171,7 +176,8 @@ static void check_long_line(void)
         const size_t head = (size_t)snprintf(text, sizeof text, "%s", ROW);
         memset(text + head, 'n', 4000 + (size_t)extra);
         memcpy(text + head, "note=", 5);
-        case_file *file = case_parse("text", text, head + 4000 + (size_t)extra, false, message, sizeof message);
+        case_file *file =
+            case_parse("text", text, head + 4000 + (size_t)extra, false, message, sizeof message);
         check("parser", "long line", (file != NULL) == (extra == 0), NAN, NAN);
         case_free(file);
     }
@@ -183,7 +189,8 @@ static void check_reading(void)
     static const char text[] =
         "  # remark\n\n id = a \n dk=8\n hq=4\n hq = 6 \r\nkv=2,5x2,0\nhk=2\nnote=a=b # c\n"
         "qset=*,1,2,-4\nqset=0,*,*,3\nsplits=auto,3,1x2\nshare=-,0:2,1:5,-\nkey_ranges=none\n"
-        "view=hs0,contig\npad_id=-1\nL=-inf\nsame_bits=page,split\nfault=hq=4;causal=2 0.5 two words\n";
+        "view=hs0,contig\npad_id=-1\nL=-inf\nsame_bits=page,split\n"
+        "fault=hq=4;causal=2 0.5 two words\n";
     char message[512] = "";
     case_file *file = case_parse("text", text, sizeof text - 1, false, message, sizeof message);
 
@@ -194,10 +201,12 @@ static void check_reading(void)
     }
     const case_row *r = file->rows;
     check("parser", "hq", r->hq == 6, r->hq, 6);
-    check("parser", "requests", r->num_requests == 4 && r->kv.at[2] == 5 && r->kv.at[3] == 0, NAN, NAN);
+    check("parser", "requests", r->num_requests == 4 && r->kv.at[2] == 5 && r->kv.at[3] == 0, NAN,
+          NAN);
     check("parser", "dv", r->dv == 8 && r->total_kv == 12, r->dv, 8);
     check("parser", "note", !strcmp(r->note, "a=b # c"), NAN, NAN);
-    check("parser", "qset", case_q(r, 0, 1, 2) == 3 && case_q(r, 2, 1, 2) == -4, case_q(r, 0, 1, 2), 3);
+    check("parser", "qset", case_q(r, 0, 1, 2) == 3 && case_q(r, 2, 1, 2) == -4, case_q(r, 0, 1, 2),
+          3);
     check("parser", "splits", r->splits.n == 4 && r->splits.at[0] == CASE_SPLITS_AUTO, NAN, NAN);
     check("parser", "share", case_kv_token(r, 2, 1) == 1 && case_kv_token(r, 2, 3) == 5, NAN, NAN);
     check("parser", "implied mem", r->mem == 1u << CASE_MEM_PAGED, NAN, NAN);
@@ -212,10 +221,12 @@ static void check_reading(void)
     case_free(file);
 }
 
-/* --------------------------------------------------- what the definition says beyond the rows of the file */
+/* ----------------------------------------- what the definition says beyond the rows of the file */
 
-/* One head of one dim with K = 0: every visible key weighs the same, so that O is the mean of the visible V. */
-static double mean_seen(const ref_problem *more, const ref_request *request, int64_t row, double *lse)
+/* One head of one dim with K = 0: every visible key weighs the same, so that O is the mean of
+ * the visible V. */
+static double mean_seen(const ref_problem *more, const ref_request *request, int64_t row,
+                        double *lse)
 {
     static const double k[8], q[8], v[8] = { 1, 2, 4, 8, 16, 32, 64, 128 };
     ref_problem p = *more;
@@ -233,7 +244,8 @@ static double mean_seen(const ref_problem *more, const ref_request *request, int
     return o[row];
 }
 
-static void check_mask(const char *what, const ref_problem *p, const ref_request *r, int64_t row, double sum, int n)
+static void check_mask(const char *what, const ref_problem *p, const ref_request *r, int64_t row,
+                       double sum, int n)
 {
     double lse;
     const double o = mean_seen(p, r, row, &lse);
@@ -252,16 +264,20 @@ static void check_masks(void)
     const ref_problem window = { .causal = 1, .window_left = 1, .window_right = -1 };
 
     /* tree: context of 4 keys (sum 15), rows are keys 4..7; row 3 sees 3, 1, 0 */
-    check_mask("tree", &none, &(ref_request){ .rows = 4, .keys = 8, .parent = parent }, 3, 15 + 128 + 32 + 16, 7);
-    check_mask("tree", &none, &(ref_request){ .rows = 4, .keys = 8, .parent = parent }, 2, 15 + 64 + 16, 6);
-    check_mask("ranges", &none, &(ref_request){ .rows = 1, .keys = 8, .ranges = ranges, .num_ranges = 2 }, 0,
+    check_mask("tree", &none, &(ref_request){ .rows = 4, .keys = 8, .parent = parent }, 3,
+               15 + 128 + 32 + 16, 7);
+    check_mask("tree", &none, &(ref_request){ .rows = 4, .keys = 8, .parent = parent }, 2,
+               15 + 64 + 16, 6);
+    check_mask("ranges", &none,
+               &(ref_request){ .rows = 1, .keys = 8, .ranges = ranges, .num_ranges = 2 }, 0,
                1 + 64 + 128, 3);
     /* keys at 3..6, row at 5: sees keys 0, 1, 2 */
     const ref_request moved = { .rows = 2, .keys = 4, .first_position = 3, .row_position = at };
     check_mask("positions", &causal, &moved, 0, 1 + 2 + 4, 3);
     check_mask("positions", &window, &moved, 0, 2 + 4, 2);
     check_mask("positions", &window, &moved, 1, 0, 0);
-    check_mask("first", &window, &(ref_request){ .rows = 1, .keys = 4, .first_position = 9 }, 0, 4 + 8, 2);
+    check_mask("first", &window, &(ref_request){ .rows = 1, .keys = 4, .first_position = 9 }, 0,
+               4 + 8, 2);
 }
 
 static void check_rope(void)
@@ -283,8 +299,15 @@ static void check_rope_moves(void)
 {
     const float freq[2] = { 1, 0.01f };
     const ref_rope rope = { .rotary_dim = 4, .freq = freq };
-    const ref_problem p = { .hq = 2, .hk = 1, .dk = 4, .dv = 4, .scale = 1, .causal = 1, .window_left = -1,
-                            .window_right = -1, .rope = &rope };
+    const ref_problem p = { .hq = 2,
+                            .hk = 1,
+                            .dk = 4,
+                            .dv = 4,
+                            .scale = 1,
+                            .causal = 1,
+                            .window_left = -1,
+                            .window_right = -1,
+                            .rope = &rope };
     double q[16], kv[20], o[2][16], lse[2][4], sums[5], total = 0;
 
     for (int i = 0; i < 16; i++)
@@ -303,13 +326,16 @@ static void check_rope_moves(void)
     for (int i = 0; ok && i < 5; i++)
         total += sums[i];
     check("definition", "rope runs", ok, NAN, NAN);
-    check_near("definition", "key sums", total, 4);             /* 2 rows x 2 heads, each row of weights adds to 1 */
+    check_near("definition", "key sums", total, 4);             /* 2 rows x 2 heads, each row of
+                                                                   weights adds to 1 */
 }
 
 /* Any cut of the keys merges to the whole. */
 static void check_merge(void)
 {
-    const ref_problem p = { .hq = 1, .hk = 1, .dk = 4, .dv = 4, .scale = 3, .window_left = -1, .window_right = -1 };
+    const ref_problem p = {
+        .hq = 1, .hk = 1, .dk = 4, .dv = 4, .scale = 3, .window_left = -1, .window_right = -1
+    };
     double q[4], kv[40], whole[4], lse, part[3][4], part_l[3], merged[4], merged_l;
     static const int cut[] = { 0, 0, 7, 10 };
 
@@ -324,14 +350,15 @@ static void check_merge(void)
         r.k = r.v = kv + 4 * cut[s];
         ok = ok && ref_attend(&p, &r, NULL, 1, 1, part[s], &part_l[s]);
     }
-    ref_merge(3, 4, (const double *const []){ part[0], part[1], part[2] }, part_l, merged, &merged_l);
+    ref_merge(3, 4, (const double *const[]){ part[0], part[1], part[2] }, part_l, merged,
+              &merged_l);
     check("definition", "merge runs", ok && part_l[0] == -INFINITY, part_l[0], -INFINITY);
     check_near("definition", "merge lse", merged_l, lse);
     for (int i = 0; i < 4; i++)
         check_near("definition", "merge o", merged[i], whole[i]);
 }
 
-/* ---------------------------------------------------------------------------------------------------- main */
+/* ----------------------------------------------------------------------------------------- main */
 
 static int usage(void)
 {
