@@ -4,7 +4,8 @@
  *     checkgpu [--device cuda:0] [--match WORD] [--time] [--no-check] [--tune KEY=N,...]
  *
  * Needs libc, the driver and NVRTC. Inputs are fresh random numbers; memory that may not be read holds NaN. Prints a table and, last,
- * "N passed, N failed". --tune: stages, blocks, tile, for measurements. Exit status 77: no GPU. */
+ * "N passed, N failed". Exit status 77: no GPU. --tune changes configurations, for measurements: stages, blocks, tile, warps, ahead, kinds=A.B.C.D+...
+ * (m-tiles, warps along rows, values, keys), of all plans but decode ones; decode=1: of all. */
 #include "cuda/state.h"
 #include "ctx.h"
 #include "os.h"
@@ -282,12 +283,21 @@ static fv_tensor pool_tensor(const trial *t, CUdeviceptr p, const char *type, in
     return x;
 }
 
-/* Tolerances of tests/cases/README.md. */
+/* The largest value that V holds, at least 1. */
+static double largest_value(const trial *t)
+{
+    const shape *s = t->s;
+    double top = 1;
+    for (int64_t i = 0; i < (int64_t)t->total_keys * s->hk * s->dv; i++) top = fmax(top, fabs(t->dv[i]));
+    return top;
+}
+
+/* Tolerances of tests/cases/README.md, which are for values up to 1: rounded weights err by a part of the values, not of their sum. */
 static double worst(const trial *t, const double *want, const double *want_lse, double *lse_worst)
 {
     const shape *s = t->s;
     const double rel = t->q_type == FV__DTYPE_f32 ? 1e-5 : t->q_type == FV__DTYPE_f16 ? 2e-3 : 1.6e-2;
-    const double abs_ = t->q_type == FV__DTYPE_f32 ? 4e-6 : t->q_type == FV__DTYPE_f16 ? 1e-3 : 8e-3;
+    const double abs_ = (t->q_type == FV__DTYPE_f32 ? 4e-6 : t->q_type == FV__DTYPE_f16 ? 1e-3 : 8e-3) * largest_value(t);
     double top = 0;
     *lse_worst = 0;
     for (int64_t i = 0; i < (int64_t)t->total_rows * s->hq; i++) {
@@ -542,6 +552,22 @@ static const char noise_text[] =
     "        for (int k = 0; k < 8; k++) s ^= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;\n"
     "    }\n"
     "    if (s == 0x12345678u) *out = s;\n"
+    "}\n"
+    "extern \"C\" __global__ void __launch_bounds__(128, 2) multiply(const unsigned *p, unsigned *out, int turns)\n"
+    "{\n"
+    "    float c[16][4] = {};\n"
+    "    unsigned a[2][4], b[8][2];\n"
+    "    for (int i = 0; i < 8; i++) a[i / 4][i % 4] = p[threadIdx.x + 128 * i];\n"
+    "    for (int i = 0; i < 16; i++) b[i / 2][i % 2] = p[threadIdx.x + 128 * (8 + i)];\n"
+    "    for (int t = 0; t < turns; t++)\n"
+    "#pragma unroll\n"
+    "        for (int i = 0; i < 16; i++)\n"
+    "            asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\"\n"
+    "                : \"+f\"(c[i][0]), \"+f\"(c[i][1]), \"+f\"(c[i][2]), \"+f\"(c[i][3])\n"
+    "                : \"r\"(a[i & 1][0]), \"r\"(a[i & 1][1]), \"r\"(a[i & 1][2]), \"r\"(a[i & 1][3]), \"r\"(b[i / 2][0]), \"r\"(b[i / 2][1]));\n"
+    "    float s = 0;\n"
+    "    for (int i = 0; i < 64; i++) s += c[i / 4][i % 4];\n"
+    "    if (s == 1.5f) *out = 1;\n"
     "}\n";
 
 static CUfunction helper(const char *name)
@@ -630,6 +656,17 @@ static void one_read(void *arg, int i)
     MUST(fv__cuda_launch_kernel(device, &l, parameters, &err));
 }
 
+static void one_multiply(void *arg, int i)
+{
+    reading *r = arg;
+    fv_error err;
+    int turns = 4000;
+    (void)i;
+    void *parameters[] = { &r->p, &r->out, &turns };
+    const fv__cuda_launch l = { .function = r->f, .stream = stream, .grid = { (unsigned)device->facts.num_sms * 2, 1, 1 }, .block = { 128, 1, 1 } };
+    MUST(fv__cuda_launch_kernel(device, &l, parameters, &err));
+}
+
 static void time_ceiling(void)
 {
     fv_error err;
@@ -639,6 +676,11 @@ static void time_ceiling(void)
     make_noise(r.p, r.bytes, ~0u, 0);
     const double us = time_graph(one_read, &r, 4);
     printf("%-28s %10.1f us  %7.3f TB/s\n", "streaming read 4 GB", us, (double)r.bytes / us * 1e-6);
+    r.f = helper("multiply");
+    make_noise(r.p, 1 << 20, 0x80ff80ffu, 0x3f003f00u);
+    const double mma_us = time_graph(one_multiply, &r, 4);
+    printf("%-28s %10.1f us  %7s       %7.1f TFLOP/s\n", "mma.sync 16x8x16, 8 warps/SM", mma_us, "",
+           4000.0 * 16 * 4096 * 4 * 2 * device->facts.num_sms / mma_us * 1e-6);
     fv__cuda_free(device, r.p);
     fv__cuda_free(device, r.out);
 }
@@ -732,21 +774,42 @@ static void time_shape(const timing *s)
 
 /* --------------------------------------------------------------------------------------------------------------- main */
 
-static int tune_stages, tune_blocks, tune_tile;
+static fv__attend_config tuned;         /* 0: as it is */
 
 static void tune(fv__attend_config *c)
 {
-    if (tune_stages) c->stages = tune_stages;
-    if (tune_blocks) c->blocks_per_sm = tune_blocks;
-    if (tune_tile) c->tile = tune_tile;
+    if (c->decode && !tuned.decode) return;
+    if (tuned.stages) c->stages = tuned.stages;
+    if (tuned.blocks_per_sm) c->blocks_per_sm = tuned.blocks_per_sm;
+    if (tuned.tile) c->tile = tuned.tile;
+    if (tuned.warps) c->warps = tuned.warps;
+    if (tuned.ahead) c->ahead = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->v_in_k && !c->invariant;
+    if (!tuned.num_kinds) return;
+    c->num_kinds = tuned.num_kinds;
+    memcpy(c->kinds, tuned.kinds, sizeof c->kinds);
+}
+
+static int tune_number(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+    return at ? atoi(at + strlen(key)) : 0;
 }
 
 static void read_tune(const char *text)
 {
-    const char *x;
-    if ((x = strstr(text, "stages="))) tune_stages = atoi(x + 7);
-    if ((x = strstr(text, "blocks="))) tune_blocks = atoi(x + 7);
-    if ((x = strstr(text, "tile="))) tune_tile = atoi(x + 5);
+    tuned.stages = tune_number(text, "stages=");
+    tuned.blocks_per_sm = tune_number(text, "blocks=");
+    tuned.tile = tune_number(text, "tile=");
+    tuned.warps = tune_number(text, "warps=");
+    tuned.decode = tune_number(text, "decode=");
+    tuned.ahead = tune_number(text, "ahead=");
+    const char *at = strstr(text, "kinds=");
+    int n = 0;
+    for (at = at ? at + 6 : ""; tuned.num_kinds < FV__ATTEND_KINDS; at += n + (at[n] == '+')) {
+        fv__attend_kind *k = &tuned.kinds[tuned.num_kinds];
+        if (sscanf(at, "%d.%d.%d.%d%n", &k->m_tiles, &k->warps_rows, &k->warps_values, &k->warps_keys, &n) != 4) break;
+        tuned.num_kinds++;
+    }
     fv__attend_tune = tune;
 }
 
@@ -761,7 +824,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[i], "--time")) times = true;
         else if (!strcmp(argv[i], "--no-check")) checks = false;
         else {
-            printf("checkgpu [--device cuda:0] [--match WORD] [--time] [--no-check] [--tune stages=N,blocks=N,tile=N]\n");
+            printf("checkgpu [--device cuda:0] [--match WORD] [--time] [--no-check] [--tune KEY=N,...]\n");
             return 2;
         }
     }

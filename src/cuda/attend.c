@@ -26,7 +26,8 @@ static fv__code code_of(fv__dtype t)
 
 static bool has_hook(const fv__problem *p, fv__hook hook) { return p->hooks >> hook & 1; }
 
-/* Narrow types are widened in registers to q's type. Anything else that differs, and what hooks look at, is converted on the way in. */
+/* Narrow keys are widened in registers to q's type, narrow values to f16, which holds each of them, and weights better than bf16 does (but for weights
+ * times a scale per token, whose range is not known). Anything else that differs, and what hooks look at, is converted on the way in. */
 static void choose_types(const fv__problem *p, fv__attend_config *c)
 {
     c->q = code_of(p->q);
@@ -34,16 +35,17 @@ static void choose_types(const fv__problem *p, fv__attend_config *c)
     c->v = code_of(p->v);
     c->o = code_of(p->o);
     c->score = c->q == FV__F32 || (bits_of(c->k) >= 16 && c->k != c->q) ? FV__F32 : c->q;
-    c->value = c->q == FV__F32 || c->v == FV__F32 ? FV__F32 : bits_of(c->v) == 16 ? c->v : c->q;
+    const bool v_weighed = p->v_scale == FV__SCALE_TOKEN_HEAD || (p->v_in_k && p->k_scale == FV__SCALE_TOKEN_HEAD);
+    c->value = c->q == FV__F32 || c->v == FV__F32 ? FV__F32 : bits_of(c->v) == 16 ? c->v : v_weighed ? c->q : FV__F16;
     const bool k_fits = c->k == c->score || (c->score != FV__F32 && bits_of(c->k) < 16);
     const bool v_fits = c->v == c->value || (c->value != FV__F32 && bits_of(c->v) < 16);
     c->convert_k = !k_fits || has_hook(p, FV__HOOK_KEY);
     c->convert_v = !v_fits || has_hook(p, FV__HOOK_VALUE);
     c->k_stored = c->convert_k ? c->score : c->k;
     c->v_stored = c->convert_v ? c->value : c->v;
-    c->v_in_k = p->v_in_k && !c->convert_k && !c->convert_v && c->score == c->value;
+    c->v_in_k = p->v_in_k && !c->convert_k && !c->convert_v;
     c->k_token_scale = p->k_scale == FV__SCALE_TOKEN_HEAD;
-    c->v_token_scale = p->v_scale == FV__SCALE_TOKEN_HEAD || (p->v_in_k && c->k_token_scale);
+    c->v_token_scale = v_weighed;
     c->scaled = has_hook(p, FV__HOOK_SCORE) || has_hook(p, FV__HOOK_WEIGHT) || (c->k_token_scale && !c->convert_k) || !(p->scale > 0);
 }
 
@@ -65,14 +67,16 @@ static int count_shared(const fv__attend_config *c)
     const int ring = c->stages * slot + c->rows * row_bytes(q_units);
     const int o_stride = c->dim_v % 64 == 0 ? c->dim_v : align_up(c->dim_v, 8) + 8;
     const int o_at = c->invariant ? ring : 0, o_end = o_at + 4 * o_stride * c->out_rows;
-    const int vink = c->v_in_k, lead = vink ? c->stages : 1 + c->stages / 2;
+    const int vink = c->v_in_k;
+    int lead = vink ? c->stages : 1 + c->stages / 2;
+    if (c->ahead) lead = c->stages / 2 + 1;
     const int places = lead + vink <= 1 ? 1 : lead + vink <= 2 ? 2 : 4;
     const bool pages = c->k_token_scale || c->v_token_scale || c->convert_k || c->convert_v || c->k_stored == FV__E2M1 || c->v_stored == FV__E2M1;
     int bytes = align_up(ring > o_end ? ring : o_end, 16);
     bytes += places * t * (8 + 4 + (c->tail ? 8 : 0) + (pages ? 12 : 0)) + (vink ? 1 : places) * t * 8;
-    bytes += c->rows * (16 + 8 + 4);                    /* rows, sums, last */
-    bytes += 16 + places * 8;                           /* seen, absent */
-    bytes += 128 + c->uses_bytes + 64;                  /* work, uses, what alignment may take */
+    bytes += c->rows * (16 + 4) + c->out_rows * 8;      /* rows, last, sums */
+    bytes += (16 + places * 4) * ((t + 31) / 32);        /* seen, bad */
+    bytes += 8 + 144 + 80 + c->uses_bytes + 64;         /* piece, work, lookup, uses, what alignment may take */
     return align_up(bytes, 128);
 }
 
@@ -85,26 +89,35 @@ static void set_kinds(fv__attend_config *c, int warps, int n, const fv__attend_k
     c->rows = c->out_rows = 0;
     for (int i = 0; i < n; i++) {
         c->kinds[i] = kinds[i];
-        c->rows = fv__max32(c->rows, 16 * kinds[i].m_tiles * kinds[i].warps_rows);
-        c->out_rows = fv__max32(c->out_rows, 16 * kinds[i].warps_rows);
+        const int rows = 16 * kinds[i].warps_rows;
+        c->rows = fv__max32(c->rows, rows * kinds[i].m_tiles);
+        c->out_rows = fv__max32(c->out_rows, c->invariant ? rows : rows * kinds[i].m_tiles * kinds[i].warps_keys);
     }
+}
+
+/* 16 rows: the warps share the keys, 16 each or more, then the columns; in the invariant mode the columns alone. */
+static fv__attend_kind narrow_kind(const fv__attend_config *c, int warps)
+{
+    const int keys = c->invariant ? 1 : fv__min32(warps, c->tile / 16);
+    return (fv__attend_kind){ 1, 1, warps / keys, keys };
 }
 
 /* Accumulators decide: a warp holds 16 m_tiles rows of its part of V's columns, 128 registers a thread at most. `size` 2: the largest tiles, 1: medium
  * ones, 0: 16 rows. */
 static void choose_kinds(fv__attend_config *c, int size)
 {
-    const int dim = fv__max32(c->dim_v, c->dim_qk * 2 / 3);
+    const int dim = fv__max32(c->dim_v, c->dim_qk * 2 / 3), warps = dim <= 128 && !(c->invariant && size == 2) ? 4 : 8;
+    const fv__attend_kind narrow = narrow_kind(c, warps);
     if (c->value == FV__F32 || c->score == FV__F32) {
-        if (dim <= 128) set_kinds(c, 4, size ? 2 : 1, (fv__attend_kind[]){ { 1, 1, 4 }, { 1, 4, 1 } });
-        else if (dim <= 256) set_kinds(c, 8, size ? 2 : 1, (fv__attend_kind[]){ { 1, 1, 8 }, { 1, 4, 2 } });
-        else set_kinds(c, 8, size ? 2 : 1, (fv__attend_kind[]){ { 1, 1, 8 }, { 1, 2, 4 } });
-    } else if (dim <= 128) {
-        set_kinds(c, 4, 1 + size, (fv__attend_kind[]){ { 1, 1, 4 }, { 1, 4, 1 }, { 2, 4, 1 } });
+        const int rows = dim <= 256 ? 4 : 2;
+        const fv__attend_kind wide = { 1, rows, warps / rows, 1 };
+        set_kinds(c, warps, size ? 2 : 1, (fv__attend_kind[]){ narrow, wide });
+    } else if (warps == 4) {
+        set_kinds(c, warps, 1 + size, (fv__attend_kind[]){ narrow, { 1, 4, 1, 1 }, { 2, 4, 1, 1 } });
     } else if (dim <= 256) {
-        set_kinds(c, 8, 1 + size, (fv__attend_kind[]){ { 1, 1, 8 }, { 1, 4, 2 }, { 1, 8, 1 } });
+        set_kinds(c, warps, 1 + size, (fv__attend_kind[]){ narrow, { 1, 4, 2, 1 }, { 1, 8, 1, 1 } });
     } else {
-        set_kinds(c, 8, size ? 2 : 1, (fv__attend_kind[]){ { 1, 1, 8 }, { 1, 4, 2 } });
+        set_kinds(c, warps, size ? 2 : 1, (fv__attend_kind[]){ narrow, { 1, 4, 2, 1 } });
     }
 }
 
@@ -165,10 +178,18 @@ static fv_status refuse(fv_error *err, const char *field, int64_t value, int64_t
     return fv__fail(err, FV_E_UNSUPPORTED, field, value, limit, "attend_sm80: %s", what);
 }
 
-/* Tile and kinds. The tile is a function of problem and device alone, so that a request has the same bits in the decode build. */
+/* Widening narrow types, three products for one, and hooks on scores need registers that the scores of 64 keys leave no room for beside many rows. In
+ * the invariant mode the tile is a function of problem and device alone, so that a request has the same bits in the decode build. */
+static int largest_tile(const fv__attend_config *c, int size)
+{
+    const bool plain = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->scaled;
+    return plain || size == 0 || c->invariant ? 64 : 32;
+}
+
+/* Tile and kinds. */
 static bool choose_shape(fv__attend_config *c, const fv__attend_device *d, int size)
 {
-    for (int tile = 64; tile >= 16; tile /= 2) {
+    for (int tile = largest_tile(c, size); tile >= 16; tile /= 2) {
         if (tile < 32 && (c->k_stored > FV__F32 || c->v_stored > FV__F32)) break;
         c->tile = tile;
         for (int s = 2; s >= 0; s--) {
@@ -289,9 +310,13 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_CT %d\n#define FV_PT %d\n#define FV_KS %d\n#define FV_VS %d\n", c->score, c->value, c->k_stored, c->v_stored);
     put(w, "#define FV_CONVERT_K %d\n#define FV_CONVERT_V %d\n#define FV_SCALED %d\n", c->convert_k, c->convert_v, c->scaled);
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
+    put(w, "#define FV_AHEAD %d\n", c->ahead);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
     put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_KINDS", c->rows, c->out_rows, c->shared_bytes);
-    for (int i = 0; i < c->num_kinds; i++) put(w, " KIND(%d, %d, %d)", c->kinds[i].m_tiles, c->kinds[i].warps_rows, c->kinds[i].warps_values);
+    for (int i = 0; i < c->num_kinds; i++) {
+        const fv__attend_kind *k = &c->kinds[i];
+        put(w, " KIND(%d, %d, %d, %d)", k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
+    }
     put(w, "\n");
 }
 

@@ -16,8 +16,8 @@ typedef struct fv__attend_device {
 /* Codes of element.cuh; the same numbers as its FV_F16 .. FV_E2M1. */
 typedef enum fv__code { FV__F16, FV__BF16, FV__F32, FV__E4M3, FV__E5M2, FV__INT8, FV__E2M1 } fv__code;
 
-/* How the warps of a block share a tile: 16 m_tiles x warps_rows packed rows, warps_values parts of V's columns. */
-typedef struct fv__attend_kind { int m_tiles, warps_rows, warps_values; } fv__attend_kind;
+/* How the warps of a block share a tile: 16 m_tiles x warps_rows packed rows, warps_values parts of V's columns, warps_keys parts of the keys. */
+typedef struct fv__attend_kind { int m_tiles, warps_rows, warps_values, warps_keys; } fv__attend_kind;
 
 enum { FV__ATTEND_KINDS = 3 };
 
@@ -26,10 +26,11 @@ typedef struct fv__attend_config {
     fv__code score, value;              /* what S and O are multiplied in */
     fv__code k_stored, v_stored;        /* K and V in shared memory */
     bool convert_k, convert_v;          /* they get there element by element */
+    bool ahead;                         /* the scores of the next tile beside this one's softmax */
     bool v_in_k, scaled, k_token_scale, v_token_scale, invariant, decode;
     int dim_qk, dim_v, tail;
     int tile, stages, warps, blocks_per_sm;
-    int rows, out_rows;                 /* packed rows of the largest kind; of a turn on the way out */
+    int rows, out_rows;                 /* packed rows of the largest kind; rows staged at once on the way out */
     int num_kinds;
     fv__attend_kind kinds[FV__ATTEND_KINDS];
     int unit_heads, units_per_kv_head;

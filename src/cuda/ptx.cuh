@@ -5,10 +5,10 @@
 
 #include "base.cuh"
 
-/* 16 bytes from global to shared memory, past L1; only `bytes` (0 or 16) are read, the rest is zero. */
-FV_DEVICE void cp_async_cg_16(uint32_t to, const void *from, int bytes)
+/* 16 bytes from global to shared memory, past L1; the 128 bytes around them come to L2. */
+FV_DEVICE void cp_async_cg_16(uint32_t to, const void *from)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 }
 
 FV_DEVICE void cp_async_ca_4(uint32_t to, const void *from, int bytes)
@@ -48,6 +48,8 @@ FV_DEVICE uint32_t ld_shared_u8(uint32_t from)
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
     return x;
 }
+
+FV_DEVICE void st_shared_b32(uint32_t to, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" :: "r"(to), "r"(x) : "memory"); }
 
 FV_DEVICE void st_shared_v4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {

@@ -5,9 +5,10 @@
  * Nouns
  *   packed row   row i of a piece and head g of its unit: u = i * unit_heads + g. K and V are read once for all of them
  *   tile         T keys of K (or V) in one slot of a ring of NS slots in shared memory
- *   kind         <MT, WR, WV>: how a block's warps share one tile. WR warps along the rows, 16 MT packed rows each, times WV along the columns of V. Warps
- *                that differ in WV compute the same scores. A piece takes the first kind that holds its packed rows. A row's bits do not depend on
- *                the kind: each of its sums is made by the same instructions in the same order
+ *   kind         <MT, WR, WV, WK>: how a block's warps share one tile. WR warps along the rows, 16 MT packed rows each, times WV along the columns of V,
+ *                times WK along the keys. Warps that differ in WV compute the same scores. Warps that differ in WK have a softmax of their own, and
+ *                join at the end of the piece. A piece takes the first kind that holds its packed rows. In the invariant mode WK is 1, and then a
+ *                row's bits do not depend on the kind: each of its sums is made by the same instructions in the same order
  *   step         wait for the oldest slot, one barrier, refill the slot just freed, compute
  *
  *   time      ring (NS = 3)                    block
@@ -15,21 +16,24 @@
  *   2 i + 1   V(i+1) is asked for              O = O a + P V(i); places of tile i + 2 from page ids, ids of tile i + 3 are asked for
  *
  * Addresses: a key's page and place in it are looked up once a tile by one thread, two tiles ahead, from page ids that were asked for a tile before
- * that; ragged memory is the case of one page. A bad id is reported and its keys are absent. Absent keys (past the end, outside of what the
- * variants' bounds leave, in bad pages) are filled with zeros and masked. Keys that are present but that no row of the tile sees may hold NaN in V:
- * where that can be, their rows of V are cleared before use.
+ * that; ragged memory is the case of one page. What it writes to shared memory is the address itself, so that a load of 16 bytes costs four
+ * instructions. A bad id is reported and its keys are absent. Absent keys (past the end, outside of what the variants' bounds leave, in bad pages)
+ * are loaded from a row of zeros and masked. Keys that are present but that no row of the tile sees may hold NaN in V: where that can be, their rows
+ * of V are cleared before use.
  *
- * Cost of one tile of 64 keys, dims 128, 16 bit, a cycle count for one SM (one mma of 16x8x16: 6.5 cycles of a quarter):
- *   decode, 16 packed rows, <1, 1, 4>   64 mma of scores in each warp + 16 of output: 520; 32 KB at 20 bytes a cycle: 1640. Bytes rule, also for one
- *                                       head alone and for 8-bit caches (820); so rows are padded to 16 and heads never move to the other side
- *   prefill, 128 rows, <2, 4, 1>        256 mma in each warp: 1660; shared memory 4 (32 KB + 8 KB of Q) at 128 bytes a cycle: 1280
+ * Masks, by tile: none where all rows see all keys; two comparisons a score where the variants' bounds say it all; else their hooks.
  *
- * Constants, by -D (cuda.c chooses; FV_SMEM is what it will ask for): FV_DK FV_DV dims, FV_TAIL of Q and K in a second tensor, FV_VINK V is K's prefix;
+ * Cycles of one SM for a tile of 64 keys, dims 128, 16 bit (an mma of 16x8x16: 6.1 a quarter; ldmatrix.x4: 4 of the SM; exp2: 8 a quarter):
+ *   decode, 16 packed rows, <1, 1, 1, 4>, 4 blocks   a warp: 32 mma 195, 8 exp2 64, 24 ldmatrix, 16 cp.async; about 350 instructions. 4 blocks, so 4
+ *                                       warps a quarter: 1400 for 4 tiles, 128 KB, that take 6600 to come at 20 bytes a cycle
+ *   prefill, 128 rows, <2, 4, 1, 1>, 2 blocks        a warp: 256 mma 1560, 64 exp2 512, 80 ldmatrix, some 900 instructions in all; 2 warps a quarter:
+ *                                       3120 for 2 tiles if all else hides behind mma; ldmatrix and cp.async 3070 of the SM
+ *
+ * Constants, by -D (attend.c chooses; FV_SMEM is what it will ask for): FV_DK FV_DV dims, FV_TAIL of Q and K in a second tensor, FV_VINK V is K's prefix;
  * FV_QT FV_KT FV_VT FV_OT element types (element.cuh); FV_CT FV_PT what S and O are multiplied in; FV_KS FV_VS what K and V are in shared memory
  * (KT, VT, or the multiplication's type: converted on the way in, which hooks on keys and values need); FV_T, FV_NS, FV_WARPS, FV_CTAS (blocks that
- * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS
- * (the most of 16 WR), FV_KINDS; FV_KSCALE FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores
- * are scaled before exp2, not in it; FV_INVARIANT chunks. */
+ * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS (rows staged at once on their way out), FV_KINDS; FV_KSCALE
+ * FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores are scaled before exp2, not in it; FV_INVARIANT chunks. */
 #ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
 #include "uses.cuh"
 #include "plan.cuh"
@@ -37,17 +41,17 @@
 
 #define NT (32 * FV_WARPS)
 #define EPT (FV_VINK ? 1 : 2)                                           /* ring slots that a tile takes */
-#define LEAD (FV_VINK ? FV_NS : 1 + FV_NS / 2)                          /* tiles whose places are known before the loop */
+#define PAIRS (FV_NS / 2)                                               /* with FV_AHEAD: K of a tile and V of the one before */
+#define LEAD (FV_AHEAD ? PAIRS + 1 : FV_VINK ? FV_NS : 1 + FV_NS / 2)   /* tiles whose places are known before the loop */
 #define PLACES (LEAD + FV_VINK <= 1 ? 1 : LEAD + FV_VINK <= 2 ? 2 : 4)  /* ring of places */
 #define ABSENT (-0x7fffffff - 1)
-#define NO_ROW ((int64_t)1 << 63)
 #define PAGES_KEPT (FV_KSCALE || FV_VSCALE || FV_CONVERT_K || FV_CONVERT_V || FV_KS == FV_E2M1 || FV_VS == FV_E2M1)
 #define LOG2E 1.44269504088896341f
 #define ALL_LANES 0xffffffffu
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 #define V_SCALE (FV_CONVERT_V ? 1.0f : W.v_scale)
-/* Rare or once a piece: compiled once, not into every kind. */
+/* Once a piece: compiled once, not into every kind. Not called where sums are held in registers. */
 #define COLD static __device__ __noinline__
 
 enum {
@@ -56,11 +60,14 @@ enum {
     Q_UNITS = fv_units(FV_CT, Q_ELEMENTS),
     K_STEPS = FV_CT == FV_F32 ? 1 : fv_fields(FV_KS),                   /* product steps of a unit of K */
     V_TILES = fv_unit_tiles(FV_VS), V_FIELDS = fv_fields(FV_VS),
-    S_TILES = FV_T / 8,
+    TILE_WORDS = fv_div_up(FV_T, 32),
 };
 typedef fv_rows<K_UNITS> k_rows;
 typedef fv_rows<(FV_VINK ? K_UNITS : V_UNITS)> v_rows;
 typedef fv_rows<Q_UNITS> q_rows;
+
+/* What absent keys are read from: as long as the longest row. */
+__device__ uint4 zero_row[2 * (K_UNITS > V_UNITS ? K_UNITS : V_UNITS)];
 
 /* ------------------------------------------------------------------------------------------------- shared memory */
 
@@ -89,6 +96,8 @@ struct work {
     int key0;                           /* first key of tile 0 */
     int key_begin, key_end;             /* keys that are present */
     int pos_min, pos_max;               /* over its rows */
+    int clear_first, clear_end;         /* tiles of which each row sees each key, but for bad pages */
+    int bounded;                        /* in the others, bounds and key_begin, key_end say it all, but for bad pages */
     int first_position, page_positions, request;
     int origin;                         /* what tiles and chunks of the invariant mode count keys from */
     int exact;                          /* all rows together see no gaps between the first and the last key that one of them sees */
@@ -97,9 +106,20 @@ struct work {
     float k_scale, v_scale;
 };
 
+/* What lookups need, the same for all pieces: near at hand. */
+struct lookup {
+    const void *ids, *v_ids;
+    int64_t ids_stride, v_ids_stride, num_pages, table_entries;
+    int ids_64, v_ids_64, page_size;    /* page_size 0: ragged */
+    uint32_t page_factor, page_shift;   /* key / page_size = key * factor >> shift */
+    int unit_heads, chunk;
+};
+
 struct shared {
     unsigned char bulk[BULK];           /* ring of NS slots, then Q; at the end of a piece, rows of O */
-    int64_t k_row[PLACES][FV_T];        /* where a key's row lies from the head's first, bytes (fp4: elements); or NO_ROW */
+    /* where a key's row of its head lies: the address (of zeros where it is absent); for the narrow loader bytes (fp4: elements) from the tensor's
+     * first */
+    int64_t k_row[PLACES][FV_T];
     int64_t v_row[FV_VINK ? 1 : PLACES][FV_T];
 #if FV_TAIL
     int64_t tail_row[PLACES][FV_T];
@@ -109,11 +129,13 @@ struct shared {
 #endif
     int position[PLACES][FV_T];         /* of the key, or ABSENT */
     row_info rows[FV_ROWS];
-    float2 sums[FV_ROWS];               /* m in base 2, and l, of rows on their way out */
-    uint32_t seen[2][2];                /* bits: some row of the tile sees the key */
-    int absent[PLACES][2];              /* each warp of lookups: some of its keys are absent */
+    float2 sums[FV_OUT_ROWS];           /* m in base 2, and l, of rows on their way out */
+    uint32_t seen[4][TILE_WORDS];       /* of tile i, at i % 4: bits: some row sees the key */
+    int bad[PLACES][TILE_WORDS];        /* each warp of lookups: some of its keys are in bad pages */
     int last[FV_ROWS];                  /* record that this block merges for row i, -1: none */
+    int piece, piece_end;               /* the next one, and what ends this block's */
     work w;
+    lookup look;
 #ifdef FV_USES
     fv_uses uses;
 #endif
@@ -128,6 +150,14 @@ extern __shared__ __align__(128) unsigned char memory[];
 
 typedef const d_attend &args;
 
+/* The thread, from scratch: what follows from it is not kept in registers over the loop, where sums need them. */
+FV_DEVICE int this_thread()
+{
+    int t = threadIdx.x;
+    asm volatile("" : "+r"(t));
+    return t & (NT - 1);
+}
+
 template <class T> FV_DEVICE const T *plan_array(args p, int64_t offset) { return (const T *)(p.plan + offset); }
 FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.plan; }
 
@@ -137,6 +167,7 @@ FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.pl
 #define USES S.uses
 #endif
 
+/* `key` is minus the position of the request's first key until at_key fills it in. */
 FV_DEVICE v_at at_row(args p, const row_info &r)
 {
     const d_request *q = plan_array<d_request>(p, plan_of(p).requests) + r.request;
@@ -148,18 +179,20 @@ FV_DEVICE v_at at_row(args p, const row_info &r)
     at.num_keys = q->num_keys;
     at.head = r.head;
     at.q_pos = r.pos;
-    at.key = at.k_pos = at.index = 0;
+    at.key = -q->first_position;
+    at.k_pos = at.index = 0;
     at.num_q_heads = p.num_q_heads;
     return at;
 }
 
-FV_DEVICE void at_key(args p, v_at &at, int position)
+FV_DEVICE v_at at_key(v_at at, int position)
 {
     at.k_pos = position;
-    at.key = position - plan_array<d_request>(p, plan_of(p).requests)[at.request].first_position;
+    at.key += position;
+    return at;
 }
 
-COLD void fault(args p, int what, int request, int64_t slot, int64_t value)
+FV_DEVICE void fault(args p, int what, int request, int64_t slot, int64_t value)
 {
     const int64_t before = (int64_t)atomicAdd((unsigned long long *)&p.faults->count, 1ull);
     volatile d_faults *host = p.faults_host;
@@ -177,45 +210,80 @@ COLD void fault(args p, int what, int request, int64_t slot, int64_t value)
 
 FV_DEVICE int64_t load_index(const void *p, int64_t i, int is64) { return is64 ? ((const int64_t *)p)[i] : ((const int32_t *)p)[i]; }
 
+/* key / page_size for 0 <= key < 2^31: factor = ceil(2^(31 + n) / page_size), shift = 31 + n, 2^n >= page_size. */
+FV_DEVICE int page_entry(int key) { return (int)((uint64_t)(uint32_t)key * S.look.page_factor >> S.look.page_shift); }
+
+COLD void fill_lookup(args p)
+{
+    const d_plan_head &plan = plan_of(p);
+    const d_step &step = *p.step;
+    lookup &l = S.look;
+    l.ids = step.ids;
+    l.v_ids = step.v_ids ? step.v_ids : step.ids;
+    l.ids_stride = step.ids_stride;
+    l.v_ids_stride = step.v_ids ? step.v_ids_stride : step.ids_stride;
+    l.ids_64 = step.ids_64;
+    l.v_ids_64 = step.v_ids ? step.v_ids_64 : step.ids_64;
+    l.num_pages = plan.num_pages;
+    l.table_entries = plan.table_entries;
+    l.page_size = plan.page_size;
+    l.unit_heads = plan.unit_heads;
+    l.chunk = plan.chunk;
+    const uint32_t size = plan.page_size > 0 ? plan.page_size : 1;
+    const int n = 32 - __clz(size - 1);
+    l.page_shift = 31 + n;
+    l.page_factor = (uint32_t)(((1ull << (31 + n)) + size - 1) / size);
+}
+
 struct page_ids { int64_t k, v; };
 
 /* Asks for the page ids of this thread's key of a tile. */
-FV_DEVICE page_ids fetch_ids(args p, int tile)
+FV_DEVICE page_ids fetch_ids(int tile)
 {
     page_ids ids = { -1, -1 };
-    const int key = W.key0 + tile * FV_T + (int)threadIdx.x;
-    const int page_size = plan_of(p).page_size;
-    if (threadIdx.x >= FV_T || tile >= W.num_tiles || key < W.key_begin || key >= W.key_end || !page_size) return ids;
-    const int64_t e = W.table + (unsigned)key / (unsigned)page_size;
-    if (e >= plan_of(p).table_entries) return ids;
-    ids.k = load_index(p.step->ids, e * p.step->ids_stride, p.step->ids_64);
-    ids.v = ids.k;
-    if (!FV_VINK && p.step->v_ids) ids.v = load_index(p.step->v_ids, e * p.step->v_ids_stride, p.step->v_ids_64);
+    const int t = this_thread(), key = W.key0 + tile * FV_T + t;
+    const lookup &l = S.look;
+    if (t >= FV_T || key < W.key_begin || key >= W.key_end || !l.page_size) return ids;
+    const int64_t e = W.table + page_entry(key);
+    if (e >= l.table_entries) return ids;
+    ids.k = load_index(l.ids, e * l.ids_stride, l.ids_64);
+    ids.v = FV_VINK || l.v_ids == l.ids ? ids.k : load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64);
     return ids;
+}
+
+template <int TYPE> FV_DEVICE int64_t unit_bytes(int64_t offset) { return TYPE == FV_E2M1 ? offset >> 1 : offset; }
+
+/* A row's place: its address for the wide loader. */
+template <int TYPE> FV_DEVICE int64_t row_place(const char *data, int64_t row, bool wide, bool ok)
+{
+    if (!wide) return row;
+    return (int64_t)(ok ? data + unit_bytes<TYPE>(row) : (const char *)zero_row);
 }
 
 /* Writes where this thread's key of a tile lies. */
 FV_DEVICE void publish(args p, int tile, page_ids ids)
 {
-    if (threadIdx.x >= FV_T || tile >= W.num_tiles) return;
-    const int r = tile % PLACES, t = threadIdx.x, key = W.key0 + tile * FV_T + t;
-    const int page_size = plan_of(p).page_size;
-    bool ok = key >= W.key_begin && key < W.key_end;
+    const int r = tile & (PLACES - 1), t = this_thread(), key = W.key0 + tile * FV_T + t;
+    if (t >= FV_T || tile >= W.num_tiles) return;
+    bool ok = key >= W.key_begin && key < W.key_end, bad = false;
     int page = key, in_page = 0, v_page = key, position = W.first_position + key;
-    if (ok && page_size) {
-        const int entry = (unsigned)key / (unsigned)page_size;
-        in_page = key - entry * page_size;
-        const int64_t num_pages = plan_of(p).num_pages;
-        ok = (uint64_t)ids.k < (uint64_t)num_pages && (uint64_t)ids.v < (uint64_t)num_pages;
-        if (!ok && (in_page == 0 || key == W.key_begin)) fault(p, 1, W.request, entry, (uint64_t)ids.k < (uint64_t)num_pages ? ids.v : ids.k);
+    if (ok && S.look.page_size) {
+        const int entry = page_entry(key);
+        const int64_t num_pages = S.look.num_pages;
+        in_page = key - entry * S.look.page_size;
+        bad = (uint64_t)ids.k >= (uint64_t)num_pages || (uint64_t)ids.v >= (uint64_t)num_pages;
+        if (bad && (in_page == 0 || key == W.key_begin)) fault(p, 1, W.request, entry, (uint64_t)ids.k < (uint64_t)num_pages ? ids.v : ids.k);
+        ok = !bad;
         page = (int)ids.k;
         v_page = (int)ids.v;
         if (W.page_positions >= 0) position = plan_array<int>(p, plan_of(p).page_positions)[W.page_positions + entry] + in_page;
     }
-    S.k_row[r][t] = ok ? page * p.k.stride[0] + in_page * p.k.stride[1] : NO_ROW;
-    if (!FV_VINK) S.v_row[r][t] = ok ? v_page * p.v.stride[0] + in_page * p.v.stride[1] : NO_ROW;
+    S.k_row[r][t] = row_place<FV_KS>(p.k.data, W.k_base + page * p.k.stride[0] + in_page * p.k.stride[1], !FV_CONVERT_K && p.wide & 1, ok);
+    if (!FV_VINK)
+        S.v_row[r][t] = row_place<FV_VS>(p.v.data, W.v_base + v_page * p.v.stride[0] + in_page * p.v.stride[1], !FV_CONVERT_V && p.wide & 2, ok);
 #if FV_TAIL
-    S.tail_row[r][t] = page * p.k_tail.stride[0] + in_page * p.k_tail.stride[1];
+    S.tail_row[r][t] = row_place<FV_KS>(p.k_tail.data, W.k_tail_base + page * p.k_tail.stride[0] + in_page * p.k_tail.stride[1],
+                                        !FV_CONVERT_K && p.wide & 1, ok);
 #endif
 #if PAGES_KEPT
     S.page[r][t] = page;
@@ -223,13 +291,11 @@ FV_DEVICE void publish(args p, int tile, page_ids ids)
     S.in_page[r][t] = in_page;
 #endif
     S.position[r][t] = ok ? position : ABSENT;
-    const bool any = __any_sync(FV_T < 32 ? (1u << (FV_T & 31)) - 1 : ALL_LANES, !ok);
-    if (t % 32 == 0) S.absent[r][t / 32] = any;
+    const bool any = __any_sync(FV_T < 32 ? (1u << (FV_T & 31)) - 1 : ALL_LANES, bad);
+    if (t % 32 == 0) S.bad[r][t / 32] = any;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ loaders */
-
-template <int TYPE> FV_DEVICE int64_t unit_bytes(int64_t offset) { return TYPE == FV_E2M1 ? offset >> 1 : offset; }
 
 /* The bits of element e of the row that begins `row` bytes (fp4: elements) from data. */
 template <int TYPE> FV_DEVICE uint32_t load_bits(const char *data, int64_t row, int e)
@@ -250,13 +316,18 @@ template <bool IS_V> struct source {
     };
     typedef fv_rows<UNITS> rows;
     static FV_DEVICE_INLINE const d_view &view(args p) { return IS_V ? p.v : p.k; }
-    static FV_DEVICE_INLINE int64_t base() { return IS_V ? W.v_base : W.k_base; }
     static FV_DEVICE_INLINE int64_t row(int r, int t) { return IS_V ? S.v_row[FV_VINK ? 0 : r][t] : S.k_row[r][t]; }
 #if FV_TAIL
-    static FV_DEVICE_INLINE int64_t tail_row(int r, int t) { return W.k_tail_base + S.tail_row[r][t]; }
+    static FV_DEVICE_INLINE int64_t tail_row(int r, int t) { return S.tail_row[r][t]; }
 #else
     static FV_DEVICE_INLINE int64_t tail_row(int, int) { return 0; }
 #endif
+    /* The bits of element d. */
+    template <int T> static FV_DEVICE_INLINE uint32_t bits(args p, int r, int t, int d)
+    {
+        const bool tail = d >= MAIN;
+        return load_bits<T>(tail ? p.k_tail.data : view(p).data, tail ? tail_row(r, t) : row(r, t), tail ? d - MAIN : d);
+    }
 #if PAGES_KEPT
     /* The scale of one key, of one block: where they lie. */
     static FV_DEVICE_INLINE const float *scale(args p, int r, int t)
@@ -277,9 +348,7 @@ template <bool IS_V> struct source {
 template <bool IS_V> FV_DEVICE float load_element(args p, int r, int t, int d)
 {
     typedef source<IS_V> src;
-    const bool tail = d >= src::MAIN;
-    float x = fv_decode<src::FROM>(load_bits<src::FROM>(tail ? p.k_tail.data : src::view(p).data, tail ? src::tail_row(r, t) : src::base() + src::row(r, t),
-                                                        tail ? d - src::MAIN : d));
+    float x = fv_decode<src::FROM>(src::template bits<src::FROM>(p, r, t, d));
     if (src::FROM == FV_E2M1) x *= fv_decode<FV_E4M3>(src::blocks(p, r, t)[d / 16]);
     return x * (src::SCALED ? *src::scale(p, r, t) : IS_V ? W.v_scale : W.k_scale);
 }
@@ -288,13 +357,10 @@ template <bool IS_V> FV_DEVICE float load_element(args p, int r, int t, int d)
 template <bool IS_V> FV_DEVICE float load_hooked(args p, int r, int t, int d)
 {
     const auto get = [&](int e) { return load_element<IS_V>(p, r, t, e); };
-    v_at at;
-    at.request = W.request < 0 ? 0 : W.request;
-    at.head = W.kv_head * plan_of(p).units_per_kv_head * plan_of(p).unit_heads;
+    row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * plan_of(p).units_per_kv_head * plan_of(p).unit_heads };
+    v_at at = at_key(at_row(p, info), S.position[r][t]);
     at.row = at.batch_row = at.num_rows = at.num_keys = at.q_pos = 0;
     at.index = d;
-    at.num_q_heads = p.num_q_heads;
-    at_key(p, at, S.position[r][t]);
 #ifdef FV_HAS_KEY
     if (!IS_V) return fv_key(get, USES, at, d, FV_DK);
 #endif
@@ -306,91 +372,99 @@ template <bool IS_V> FV_DEVICE float load_hooked(args p, int r, int t, int d)
 #endif
 
 /* The rows of a tile one element at a time: as they are, or with hooks and scales in the multiplication's type. Nothing is overlapped. */
-template <bool IS_V> COLD void load_narrow(args p, int slot, int tile)
+template <bool IS_V> FV_DEVICE void load_narrow(args p, int slot, int tile)
 {
     typedef source<IS_V> src;
-    const uint32_t to = SLOT_AT(slot);
-    const int r = tile % PLACES;
+    enum { WORDS = 4 * src::CHUNKS, BITS = fv_bits(src::TYPE), N = 32 / BITS };
+    const int r = tile & (PLACES - 1);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < FV_T * src::CHUNKS; i += NT) {
-        const int t = i / src::CHUNKS, chunk = i % src::CHUNKS;
-        const int64_t row = src::row(r, t);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        const int n = row == NO_ROW ? 0 : fv_min(src::DIM - chunk * src::N, src::N);
-#pragma unroll 1
-        for (int k = 0; k < n; k++) {
-            const int d = chunk * src::N + k, bit = k * fv_bits(src::TYPE);
-            uint32_t bits;
+    for (int i = this_thread(); i < FV_T * WORDS; i += NT) {
+        const int t = i / WORDS, word = i % WORDS;
+        uint32_t x = 0;
+        if (S.position[r][t] != ABSENT)
+#pragma unroll (N == 2 ? 2 : 1)
+            for (int k = 0; k < N; k++) {
+                const int d = word * N + k;
+                if (d >= src::DIM) break;
 #if FV_CONVERT_K || FV_CONVERT_V
-            if (src::CONVERTED) {
-                const float v = load_hooked<IS_V>(p, r, t, d);
-                bits = src::TYPE == FV_F32 ? __float_as_uint(v) : fv_pack<src::TYPE>(v, 0.0f) & 0xffffu;
-            } else
+                if (src::CONVERTED) {
+                    const float v = load_hooked<IS_V>(p, r, t, d);
+                    x |= src::TYPE == FV_F32 ? __float_as_uint(v) : (fv_pack<src::TYPE>(v, 0.0f) & 0xffffu) << (k * BITS);
+                    continue;
+                }
 #endif
-            {
-                const bool tail = d >= src::MAIN;
-                bits = load_bits<src::TYPE>(tail ? p.k_tail.data : src::view(p).data, tail ? src::tail_row(r, t) : src::base() + row,
-                                            tail ? d - src::MAIN : d);
+                x |= src::template bits<src::TYPE>(p, r, t, d) << (k * BITS);
             }
-            bits <<= bit & 31;
-            if (bit < 32) x.x |= bits;
-            else if (bit < 64) x.y |= bits;
-            else if (bit < 96) x.z |= bits;
-            else x.w |= bits;
-        }
-        st_shared_v4(to + src::rows::at(t, chunk), x.x, x.y, x.z, x.w);
+        st_shared_b32(SLOT_AT(slot) + src::rows::at(t, word / 4) + 4 * (word & 3), x);
     }
 }
 
 #if PAGES_KEPT
 /* Scales of a tile's keys: one e4m3 for each 16 elements, one f32 a key. */
-template <bool IS_V> COLD void load_scales(args p, int slot, int tile)
+template <bool IS_V> FV_DEVICE void load_scales(args p, int slot, int tile)
 {
     typedef source<IS_V> src;
     enum { WORDS = src::BLOCKS / 4 };
     const uint32_t to = SLOT_AT(slot) + src::BYTES;
-    const int r = tile % PLACES;
-    for (int i = threadIdx.x; i < FV_T * WORDS; i += NT) {
+    const int r = tile & (PLACES - 1);
+#pragma unroll 1
+    for (int i = this_thread(); i < FV_T * WORDS; i += NT) {
         const int t = i / (WORDS + !WORDS), first = i % (WORDS + !WORDS) * 4;
-        const bool ok = S.k_row[r][t] != NO_ROW;
-        const uint8_t *from = src::blocks(p, r, t);
         uint32_t word = 0;
-        for (int k = 0; k < 4; k++)
-            if (ok && first + k < src::DIM / 16) word |= (uint32_t)from[first + k] << (8 * k);
-        asm volatile("st.shared.b32 [%0], %1;" :: "r"(to + t * src::BLOCKS + first), "r"(word) : "memory");
+        if (S.position[r][t] != ABSENT) {
+            const uint8_t *from = src::blocks(p, r, t);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (first + k < src::DIM / 16) word |= (uint32_t)from[first + k] << (8 * k);
+        }
+        st_shared_b32(to + t * src::BLOCKS + first, word);
     }
     if (!IS_V && threadIdx.x < FV_T) {
-        const int t = threadIdx.x, bytes = S.k_row[r][t] != NO_ROW ? 4 : 0;
+        const int t = threadIdx.x, bytes = S.position[r][t] != ABSENT ? 4 : 0;
         if (K_WEIGHED) cp_async_ca_4(SLOT_AT(slot) + K_SCALES + 4 * t, bytes ? source<false>::scale(p, r, t) : p.k_scale.data, bytes);
         if (V_WEIGHED) cp_async_ca_4(SLOT_AT(slot) + V_SCALES + 4 * t, bytes ? source<true>::scale(p, r, t) : p.v_scale.data, bytes);
     }
 }
 #endif
 
-/* Rows of K or V of a tile into a slot of the ring: 16 bytes a thread and turn. */
+/* The address of a chunk of key t's row. */
+template <bool IS_V> FV_DEVICE const char *chunk_at(int r, int t, int chunk)
+{
+    typedef source<IS_V> src;
+    if (src::DIM < src::CHUNKS * src::N && chunk * src::N >= src::DIM) return (const char *)zero_row;
+    if (src::MAIN < src::DIM && chunk * src::N >= src::MAIN) return (const char *)src::tail_row(r, t) + 16 * (chunk - src::MAIN / src::N);
+    return (const char *)src::row(r, t) + 16 * chunk;
+}
+
+/* Rows of K or V of a tile into a slot of the ring: 16 bytes a thread and turn, all addresses of BATCH turns before the first load. */
+template <bool IS_V> FV_DEVICE void load_wide(int slot, int tile)
+{
+    typedef source<IS_V> src;
+    enum { ALL = FV_T * src::CHUNKS, TURNS = fv_div_up(ALL, NT), BATCH = TURNS < 8 ? TURNS : 8, EVEN = NT % src::CHUNKS == 0, STEP_ROWS = NT / src::CHUNKS };
+    const uint32_t to = SLOT_AT(slot);
+    const int r = tile & (PLACES - 1), i = this_thread();
+#pragma unroll (TURNS <= 16 ? 2 : 1)
+    for (int n0 = 0; n0 < TURNS; n0 += BATCH) {
+        const char *from[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int at = (n0 + b) * NT + i, t = EVEN ? (n0 + b) * STEP_ROWS + i / src::CHUNKS : at / src::CHUNKS;
+            if ((ALL % NT == 0 && TURNS % BATCH == 0) || at < ALL) from[b] = chunk_at<IS_V>(r, t, EVEN ? i % src::CHUNKS : at % src::CHUNKS);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            const int at = (n0 + b) * NT + i, t = EVEN ? (n0 + b) * STEP_ROWS + i / src::CHUNKS : at / src::CHUNKS;
+            if ((ALL % NT == 0 && TURNS % BATCH == 0) || at < ALL) cp_async_cg_16(to + src::rows::at(t, EVEN ? i % src::CHUNKS : at % src::CHUNKS), from[b]);
+        }
+    }
+}
+
 template <bool IS_V> FV_DEVICE void load_tile(args p, int slot, int tile)
 {
     typedef source<IS_V> src;
-    if (src::CONVERTED || !(p.wide & (IS_V ? 2 : 1))) {
-        load_narrow<IS_V>(p, slot, tile);
-    } else {
-        const uint32_t to = SLOT_AT(slot);
-        const int r = tile % PLACES;
-        const char *const base = src::view(p).data + unit_bytes<src::TYPE>(src::base());
-        enum { TURNS = fv_div_up(FV_T * src::CHUNKS, NT), WHOLE = src::DIM == src::CHUNKS * src::N };
-#pragma unroll (TURNS <= 16 ? 16 : 4)
-        for (int n = 0; n < TURNS; n++) {
-            const int i = n * NT + threadIdx.x;
-            if (FV_T * src::CHUNKS % NT && i >= FV_T * src::CHUNKS) break;
-            const int t = i / src::CHUNKS, chunk = i % src::CHUNKS;
-            const int64_t row = src::row(r, t);
-            const char *from = base + unit_bytes<src::TYPE>(row) + 16 * chunk;
-            if (src::MAIN < src::DIM && chunk * src::N >= src::MAIN)
-                from = p.k_tail.data + unit_bytes<src::TYPE>(src::tail_row(r, t)) + 16 * (chunk - src::MAIN / src::N);
-            /* where no byte is read, the address does not matter */
-            cp_async_cg_16(to + src::rows::at(t, chunk), from, (int)(row >> 32) != ABSENT && (WHOLE || chunk * src::N < src::DIM) ? 16 : 0);
-        }
-    }
+    if (tile >= W.num_tiles) return;
+    if (src::CONVERTED || !(p.wide & (IS_V ? 2 : 1))) load_narrow<IS_V>(p, slot, tile);
+    else load_wide<IS_V>(slot, tile);
 #if PAGES_KEPT
     if (src::BLOCKS || (!IS_V && (K_WEIGHED || V_WEIGHED))) load_scales<IS_V>(p, slot, tile);
 #endif
@@ -399,7 +473,15 @@ template <bool IS_V> FV_DEVICE void load_tile(args p, int slot, int tile)
 /* Asks for entry e of the ring (K and V by turns); the group is committed even where nothing is left to load. */
 template <bool IS_V> FV_DEVICE void load_entry(args p, int slot, int e)
 {
-    if (e / EPT < W.num_tiles) load_tile<IS_V>(p, slot, e / EPT);
+    load_tile<IS_V>(p, slot, e / EPT);
+    cp_async_commit_group();
+}
+
+/* Pair i of the ring: K of tile i, and V of the tile before. */
+FV_DEVICE void load_pair(args p, int place, int i)
+{
+    load_tile<false>(p, 2 * place, i);
+    if (i > 0) load_tile<true>(p, 2 * place + 1, i - 1);
     cp_async_commit_group();
 }
 
@@ -420,38 +502,53 @@ FV_DEVICE float load_query(args p, const row_info &r, int d)
 
 #ifdef FV_HAS_QUERY
 #define PLAIN_Q 0
+#define Q_BATCH 1
 #else
 #define PLAIN_Q (FV_QT == FV_CT && (FV_CT == FV_F32 || fv_fields(FV_KS) == 1))
+#define Q_BATCH 8                       /* words of Q asked for before the first is waited for */
 #endif
 
+/* Word i of Q in the order that K's type wants. */
+FV_DEVICE uint32_t query_word(args p, int i)
+{
+    enum { WORDS = 8 * Q_UNITS, N = FV_CT == FV_F32 ? 1 : 2 };
+    const int u = i / WORDS, word = i % WORDS;
+    float x[2] = { 0, 0 };
+    if (u >= W.packed) return 0;
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        const int d = fv_q_element<FV_KS>(word * N + k);
+        if (d < FV_DK) x[k] = load_query(p, S.rows[u], d);
+    }
+    return FV_CT == FV_F32 ? __float_as_uint(x[0]) : fv_pack<FV_CT>(x[0], x[1]);
+}
+
+/* Q of the piece's rows, and zeros up to `rows`, into shared memory: by cp.async (the caller commits) where it lies as it is wanted. */
 COLD void load_q(args p, int rows)
 {
-    enum { CHUNKS = 2 * Q_UNITS, N = 128 / fv_bits(FV_CT), MAIN = FV_DK - FV_TAIL };
-#pragma unroll 1
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += NT) {
-        const int u = i / CHUNKS, chunk = i % CHUNKS;
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (u < W.packed) {
+    enum { CHUNKS = 2 * Q_UNITS, N = 128 / fv_bits(FV_CT), MAIN = FV_DK - FV_TAIL, WORDS = 4 * CHUNKS };
+    if (PLAIN_Q && (p.wide & 4)) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < rows * CHUNKS; i += NT) {
+            const int u = i / CHUNKS, chunk = i % CHUNKS;
+            const bool tail = FV_TAIL && chunk * N >= MAIN;
+            const d_view &v = tail ? p.q_tail : p.q;
             const row_info r = S.rows[u];
-            if (PLAIN_Q && (p.wide & 4)) {
-                const bool tail = FV_TAIL && chunk * N >= MAIN;
-                const d_view &v = tail ? p.q_tail : p.q;
-                if (chunk * N < FV_DK)
-                    x = *(const uint4 *)(v.data + r.row * v.stride[0] + r.head * v.stride[1] + 16 * (tail ? chunk - MAIN / N : chunk));
-            } else {
-#pragma unroll 1
-                for (int k = 0; k < N; k++) {
-                    const int d = fv_q_element<FV_KS>(chunk * N + k), bit = k * fv_bits(FV_CT);
-                    const float f = d < FV_DK ? load_query(p, r, d) : 0.0f;
-                    const uint32_t bits = FV_CT == FV_F32 ? __float_as_uint(f) : (fv_pack<FV_CT>(f, 0.0f) & 0xffffu) << (bit & 31);
-                    if (bit < 32) x.x |= bits;
-                    else if (bit < 64) x.y |= bits;
-                    else if (bit < 96) x.z |= bits;
-                    else x.w |= bits;
-                }
-            }
+            const char *from = v.data + r.row * v.stride[0] + r.head * v.stride[1] + 16 * (tail ? chunk - MAIN / N : chunk);
+            cp_async_cg_16(Q_AT + q_rows::at(u, chunk), r.row >= 0 && chunk * N < FV_DK ? from : (const char *)zero_row);
         }
-        st_shared_v4(Q_AT + q_rows::at(u, chunk), x.x, x.y, x.z, x.w);
+        return;
+    }
+#pragma unroll 1
+    for (int i0 = threadIdx.x; i0 < rows * WORDS; i0 += NT * Q_BATCH) {
+        uint32_t x[Q_BATCH];
+#pragma unroll
+        for (int b = 0; b < Q_BATCH; b++) x[b] = i0 + b * NT < rows * WORDS ? query_word(p, i0 + b * NT) : 0;
+#pragma unroll
+        for (int b = 0; b < Q_BATCH; b++) {
+            const int i = i0 + b * NT;
+            if (i < rows * WORDS) st_shared_b32(Q_AT + q_rows::at(i / WORDS, i % WORDS / 4) + 4 * (i & 3), x[b]);
+        }
     }
 }
 
@@ -532,50 +629,117 @@ enum { O_FLOATS = fv_div_up(FV_DV, 4) * 4 };        /* of one head in a slot; be
 FV_DEVICE float *slot_o(args p, int slot, int g) { return p.partials + (int64_t)slot * p.slot_floats + g * O_FLOATS; }
 FV_DEVICE float *slot_ml(args p, int slot, int g)
 {
-    return p.partials + (int64_t)slot * p.slot_floats + plan_of(p).unit_heads * O_FLOATS + 2 * g;
+    return p.partials + (int64_t)slot * p.slot_floats + S.look.unit_heads * O_FLOATS + 2 * g;
 }
 
 FV_DEVICE int o_place(int row, int d) { return row * O_STRIDE + (O_TURNED ? d ^ (row & 7) << 3 : d); }
 
-/* Packed rows first .. of the piece, staged in shared memory, go to slot + i, or (slot < 0) out. A warp a row, four elements a lane. */
-COLD void write_rows(args p, int first, int count, int slot)
+/* Packed rows first .. of the piece, staged in shared memory, go to slot + i, or (slot < 0) out. Row i is the sum of the staged rows i, i + count,
+ * .. i + (COPIES - 1) count. Eight lanes a row, four elements each. */
+template <int COPIES> COLD void write_rows(args p, int first, int count, int slot)
 {
-    const int lane = threadIdx.x % 32;
-    for (int i = threadIdx.x / 32; i < count; i += FV_WARPS) {
+    const int lane = threadIdx.x % 8;
+    const float *o_staged = (const float *)(memory + O_AT);
+#pragma unroll 1
+    for (int i = threadIdx.x / 8; i < count; i += NT / 8) {
         const int u = first + i;
         if (u >= W.packed) break;
         const row_info r = S.rows[u];
-        const float2 ml = S.sums[u];
-        float lse = 0, scale = 1;
+        float m = -fv_inf(), l = 0, lse = 0, w[COPIES];
+#ifdef FV_HAS_WEIGHT
+        m = 0;
+        for (int c = 0; c < COPIES; c++) w[c] = 1;
+#else
+        for (int c = 0; c < COPIES; c++) m = fmaxf(m, S.sums[c * count + i].x);
+        const float base = m == -fv_inf() ? 0.0f : m;
+        for (int c = 0; c < COPIES; c++) {
+            const float2 ml = S.sums[c * count + i];
+            w[c] = ex2_approx(ml.x - base);
+            l = fmaf(ml.y, w[c], l);
+        }
+#endif
         float *o = 0;
         if (slot >= 0) {
-            const int row = u / plan_of(p).unit_heads, g = u - row * plan_of(p).unit_heads;
+            const int row = u / S.look.unit_heads, g = u - row * S.look.unit_heads;
             o = slot_o(p, slot + row, g);
-            if (lane == 0) *(float2 *)slot_ml(p, slot + row, g) = ml;
+            if (lane == 0) *(float2 *)slot_ml(p, slot + row, g) = make_float2(m, l);
         } else {
-            scale = finish_row(p, r, ml.x, ml.y, lse) * V_SCALE;
+            const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
+            for (int c = 0; c < COPIES; c++) w[c] = COPIES == 1 ? scale : w[c] * scale;
             if (lane == 0) write_lse(p, r, lse);
         }
-#pragma unroll 1
-        for (int d = 4 * lane; d < FV_DV; d += 128) {
-            const float4 x = *(const float4 *)((float *)(memory + O_AT) + o_place(i, d));
-            float y[4] = { x.x * scale, x.y * scale, x.z * scale, x.w * scale };
+#pragma unroll 4
+        for (int d = 4 * lane; d < FV_DV; d += 32) {
+            float4 x = *(const float4 *)(o_staged + o_place(i, d));
+            float y[4] = { x.x * w[0], x.y * w[0], x.z * w[0], x.w * w[0] };
+#pragma unroll
+            for (int c = 1; c < COPIES; c++) {
+                x = *(const float4 *)(o_staged + o_place(c * count + i, d));
+                y[0] = fmaf(x.x, w[c], y[0]);
+                y[1] = fmaf(x.y, w[c], y[1]);
+                y[2] = fmaf(x.z, w[c], y[2]);
+                y[3] = fmaf(x.w, w[c], y[3]);
+            }
             if (slot < 0) write_four(p, r, d, y, lse);
             else *(float4 *)(o + d) = make_float4(y[0], y[1], y[2], y[3]);
         }
     }
 }
 
+/* The parts of one row and head, merged by a warp: (m, l), and elements d .. d + 3 in each lane. */
+FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d, float &m, float &l, float (&o)[4])
+{
+    const int lane = threadIdx.x % 32, from = fv_min(d, O_FLOATS - 4);
+#if FV_INVARIANT || defined(FV_HAS_WEIGHT)
+    /* left to right, as fold_chunk does it */
+#pragma unroll 8
+    for (int i = 0; i < num_parts; i++) {
+        const float2 ml = __ldcg((const float2 *)slot_ml(p, parts[i], g));
+        const float4 x = __ldcg((const float4 *)(slot_o(p, parts[i], g) + from));
+        const fold f = fold_states(m, l, ml.x, ml.y);
+        o[0] = fold_value(f, o[0], x.x);
+        o[1] = fold_value(f, o[1], x.y);
+        o[2] = fold_value(f, o[2], x.z);
+        o[3] = fold_value(f, o[3], x.w);
+    }
+#else
+    /* the maximum first, so that no load waits for another */
+    for (int i = lane; i < num_parts; i += 32) m = fmaxf(m, __ldcg(slot_ml(p, parts[i], g)));
+    for (int k = 16; k > 0; k /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, k));
+    const float base = m == -fv_inf() ? 0.0f : m;
+#pragma unroll 1
+    for (int i0 = 0; i0 < num_parts; i0 += 32) {
+        const int part = i0 + lane < num_parts ? parts[i0 + lane] : parts[0];
+        const float2 ml = __ldcg((const float2 *)slot_ml(p, part, g));
+        const float weight = i0 + lane < num_parts ? ex2_approx(ml.x - base) : 0.0f;
+        l = fmaf(ml.y, weight, l);
+#pragma unroll 1
+        for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += 8)
+#pragma unroll
+            for (int k = 0; k < 8; k++) {       /* past the last: the first part, 0 times */
+                const float w = __shfl_sync(ALL_LANES, weight, k0 + k);
+                const float4 x = __ldcg((const float4 *)(slot_o(p, __shfl_sync(ALL_LANES, part, k0 + k), g) + from));
+                o[0] = fmaf(x.x, w, o[0]);
+                o[1] = fmaf(x.y, w, o[1]);
+                o[2] = fmaf(x.z, w, o[2]);
+                o[3] = fmaf(x.w, w, o[3]);
+            }
+    }
+    for (int k = 16; k > 0; k /= 2) l += __shfl_xor_sync(ALL_LANES, l, k);
+#endif
+}
+
 /* All partials of this piece are written: counts the piece in at each of its rows, and merges the rows whose last piece it is. */
 COLD void arrive_and_merge(args p)
 {
     const d_plan_head &plan = plan_of(p);
+    const int unit_heads = S.look.unit_heads;
     __threadfence();
     __syncthreads();
     const d_record *records = plan_array<d_record>(p, plan.records);
     if ((int)threadIdx.x < W.num_rows) {
         const int i = threadIdx.x;
-        const int rec = W.record >= 0 ? W.record + i : plan_array<int>(p, plan.row_record)[S.rows[i * plan.unit_heads].row] + W.unit;
+        const int rec = W.record >= 0 ? W.record + i : plan_array<int>(p, plan.row_record)[S.rows[i * unit_heads].row] + W.unit;
         const bool last = atomicAdd(&p.tickets[rec], 1) == records[rec].arrivals - 1;
         if (last) p.tickets[rec] = 0;
         S.last[i] = last ? rec : -1;
@@ -583,27 +747,17 @@ COLD void arrive_and_merge(args p)
     __syncthreads();
     __threadfence();
     const int lane = threadIdx.x % 32;
+#pragma unroll 1
     for (int u = threadIdx.x / 32; u < W.packed; u += FV_WARPS) {
-        const int rec = S.last[u / plan.unit_heads], g = u % plan.unit_heads;
+        const int rec = S.last[u / unit_heads], g = u % unit_heads;
         if (rec < 0) continue;
         const row_info r = S.rows[u];
         const int *parts = plan_array<int>(p, plan.parts) + records[rec].part_first;
-        const int num_parts = records[rec].num_parts;
 #pragma unroll 1
         for (int d0 = 0; d0 < FV_DV; d0 += 128) {
-            const int d = d0 + 4 * lane, from = fv_min(d, O_FLOATS - 4);
-            float m = -fv_inf(), l = 0, o[4] = { 0, 0, 0, 0 };
-#pragma unroll 4
-            for (int i = 0; i < num_parts; i++) {
-                const float2 ml = __ldcg((const float2 *)slot_ml(p, parts[i], g));
-                const float4 x = __ldcg((const float4 *)(slot_o(p, parts[i], g) + from));
-                const fold f = fold_states(m, l, ml.x, ml.y);
-                o[0] = fold_value(f, o[0], x.x);
-                o[1] = fold_value(f, o[1], x.y);
-                o[2] = fold_value(f, o[2], x.z);
-                o[3] = fold_value(f, o[3], x.w);
-            }
-            float lse;
+            const int d = d0 + 4 * lane;
+            float m = -fv_inf(), l = 0, o[4] = { 0, 0, 0, 0 }, lse;
+            merge_parts(p, parts, records[rec].num_parts, g, d, m, l, o);
             const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
             if (lane == 0 && d == 0) write_lse(p, r, lse);
             for (int i = 0; i < 4; i++) o[i] *= scale;
@@ -614,106 +768,162 @@ COLD void arrive_and_merge(args p)
 
 /* ---------------------------------------------------------------------------------------------------------- a piece */
 
-/* Piece `index` into W; its rows and their positions. */
-COLD void open_piece(args p, int index)
+FV_DEVICE int64_t live_keys(args p, const d_request &q, int request)
+{
+    if (!p.step->lengths) return q.num_keys;
+    const int64_t live = load_index(p.step->lengths, request * p.step->lengths_stride, p.step->lengths_64);
+    return live < 0 ? 0 : live > q.num_keys ? q.num_keys : live;
+}
+
+/* Piece `index` into W, by one thread. */
+FV_DEVICE void read_piece(args p, int index)
 {
     const d_plan_head &plan = plan_of(p);
+    const d_piece c = plan_array<d_piece>(p, plan.pieces)[index];
+    const d_segment g = plan_array<d_segment>(p, plan.segments)[c.segment];
+    const d_request q = plan_array<d_request>(p, plan.requests)[g.request < 0 ? 0 : g.request];
+    int end = c.key_first + c.num_keys;
+    if (g.live && p.step->lengths) {
+        const int64_t live = load_index(p.step->lengths, g.request * p.step->lengths_stride, p.step->lengths_64);
+        if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live);
+        const int64_t there = live - (g.first_position - q.first_position);
+        if (there < end) end = there < 0 ? 0 : (int)there;
+    }
+    W.unit = c.unit;
+    W.kv_head = c.unit / plan.units_per_kv_head;
+    W.first_head = c.unit * plan.unit_heads;
+    W.num_rows = c.num_rows;
+    W.packed = c.num_rows * plan.unit_heads;
+    W.slot = c.slot;
+    W.record = c.record;
+    W.row_first = g.row_first + c.row_first;
+    W.key_begin = c.key_first;
+    W.key_end = end;
+    W.num_tiles = c.num_keys;           /* for now */
+    W.first_position = g.first_position;
+    W.page_positions = plan.page_size ? g.page_positions : -1;
+    W.origin = W.page_positions < 0 ? g.first_position : 0;
+    W.request = g.request;
+    W.exact = p.step->row_positions == 0 && g.request >= 0;
+    W.pos_min = 0x7fffffff;
+    W.pos_max = -0x7fffffff;
+    if (W.exact) {
+        W.pos_min = q.first_position + (int)live_keys(p, q, g.request) - q.num_rows + (W.row_first - q.row_first);
+        W.pos_max = W.pos_min + c.num_rows - 1;
+    }
+    W.table = g.table;
+    const int64_t token = plan.page_size ? 0 : g.table;
+    W.k_base = token * p.k.stride[0] + W.kv_head * p.k.stride[2];
+    W.k_tail_base = token * p.k_tail.stride[0] + W.kv_head * p.k_tail.stride[2];
+    W.v_base = token * p.v.stride[0] + W.kv_head * p.v.stride[2];
+    W.k_scale = FV_KSCALE ? 1.0f : p.k_scale.data ? p.k_scale.data[W.kv_head * p.k_scale.stride[0]] : p.k_scale.number;
+    W.v_scale = FV_VSCALE ? 1.0f : p.v_scale.data ? p.v_scale.data[W.kv_head * p.v_scale.stride[0]] : p.v_scale.number;
+}
+
+/* Packed row u: where positions follow one another from W's; else from what the plan and the step say. */
+FV_DEVICE row_info read_row(args p, int u, bool consecutive)
+{
+    row_info r = { 0, -1, 0, 0 };
+    if (u >= W.packed) return r;
+    const int i = u / S.look.unit_heads;
+    r.row = W.row_first + i;
+    r.request = W.request;
+    r.head = W.first_head + u - i * S.look.unit_heads;
+    r.pos = W.pos_min + i;
+    if (consecutive) return r;
+    if (W.request < 0) {
+        const d_listed_row listed = plan_array<d_listed_row>(p, plan_of(p).listed_rows)[r.row];
+        r.row = listed.row;
+        r.request = listed.request;
+    }
+    if (p.step->row_positions) {
+        r.pos = p.step->row_positions[r.row];
+    } else {
+        const d_request q = plan_array<d_request>(p, plan_of(p).requests)[r.request];
+        r.pos = q.first_position + (int)live_keys(p, q, r.request) - q.num_rows + (r.row - q.row_first);
+    }
+    return r;
+}
+
+/* Which tiles the piece has, and what must be masked in them; by one thread. */
+FV_DEVICE void choose_tiles()
+{
+    const int first = W.key_begin, count = W.num_tiles;
+    int begin = first, end = W.key_end, clear_begin, clear_end;
+    W.bounded = W.exact;
+#ifdef FV_HAS_VISIBLE
+    const bool told = FV_ALL_EXACT && !fv_lifted(USES) && W.page_positions < 0;
+    if (!fv_lifted(USES) && W.page_positions < 0) {
+        begin = fv_max(begin, fv_first_key(USES, W.pos_min) - W.first_position);
+        end = fv_min(end, fv_last_key(USES, W.pos_max) - W.first_position + 1);
+    }
+    W.exact = W.exact && FV_ALL_EXACT && !fv_lifted(USES);
+    W.bounded = W.exact && told;
+    clear_begin = told ? fv_max(begin, fv_first_key(USES, W.pos_max) - W.first_position) : 1;
+    clear_end = told ? fv_min(end, fv_last_key(USES, W.pos_min) - W.first_position + 1) : 0;
+#else
+    clear_begin = begin;
+    clear_end = end;
+#endif
+    if (FV_INVARIANT) {                 /* tiles count from position 0; chunks that hold nothing still have a slot */
+        const int over = (unsigned)(W.origin + first) % FV_T;
+        W.key0 = first - over;
+        W.num_tiles = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
+    } else {
+        W.key0 = begin;
+        W.num_tiles = end > begin ? (end - begin + FV_T - 1) / FV_T : 0;
+    }
+    W.key_begin = begin;
+    W.key_end = end;
+    W.clear_first = clear_end > clear_begin ? (clear_begin - W.key0 + FV_T - 1) / FV_T : 0;
+    W.clear_end = clear_end > clear_begin ? (clear_end - W.key0) / FV_T : 0;
+}
+
+/* The block's next piece into W; its rows and their positions. False: there is none. */
+COLD bool open_piece(args p)
+{
     __syncthreads();                    /* the piece before is done with shared memory */
     if (threadIdx.x == 0) {
-        const d_piece c = plan_array<d_piece>(p, plan.pieces)[index];
-        const d_segment g = plan_array<d_segment>(p, plan.segments)[c.segment];
-        int end = c.key_first + c.num_keys;
-        if (g.live && p.step->lengths) {
-            const int64_t live = load_index(p.step->lengths, g.request * p.step->lengths_stride, p.step->lengths_64);
-            const d_request q = plan_array<d_request>(p, plan.requests)[g.request];
-            if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live);
-            const int64_t there = live - (g.first_position - q.first_position);
-            if (there < end) end = there < 0 ? 0 : (int)there;
-        }
-        W.unit = c.unit;
-        W.kv_head = c.unit / plan.units_per_kv_head;
-        W.first_head = c.unit * plan.unit_heads;
-        W.num_rows = c.num_rows;
-        W.packed = c.num_rows * plan.unit_heads;
-        W.slot = c.slot;
-        W.record = c.record;
-        W.row_first = g.row_first + c.row_first;
-        W.key_begin = c.key_first;
-        W.key_end = end;
-        W.num_tiles = c.num_keys;       /* for now */
-        W.pos_min = 0x7fffffff;
-        W.pos_max = -0x7fffffff;
-        W.first_position = g.first_position;
-        W.page_positions = plan.page_size ? g.page_positions : -1;
-        W.origin = W.page_positions < 0 ? g.first_position : 0;
-        W.request = g.request;
-        W.exact = p.step->row_positions == 0 && g.request >= 0;
-        W.table = g.table;
-        const int64_t token = plan.page_size ? 0 : g.table;
-        W.k_base = token * p.k.stride[0] + W.kv_head * p.k.stride[2];
-        W.k_tail_base = token * p.k_tail.stride[0] + W.kv_head * p.k_tail.stride[2];
-        W.v_base = token * p.v.stride[0] + W.kv_head * p.v.stride[2];
-        W.k_scale = FV_KSCALE ? 1.0f : p.k_scale.data ? p.k_scale.data[W.kv_head * p.k_scale.stride[0]] : p.k_scale.number;
-        W.v_scale = FV_VSCALE ? 1.0f : p.v_scale.data ? p.v_scale.data[W.kv_head * p.v_scale.stride[0]] : p.v_scale.number;
+        W.packed = 0;
+        if (S.piece < S.piece_end) read_piece(p, S.piece++);
+        if (W.exact) choose_tiles();
+        else W.bounded = -1;            /* not chosen yet */
     }
     __syncthreads();
+    if (W.packed == 0) return false;
+    const bool consecutive = W.bounded >= 0;
 #pragma unroll 1
     for (int u = threadIdx.x; u < FV_ROWS; u += NT) {
-        row_info r = { 0, -1, 0, 0 };
-        if (u < W.packed) {
-            const int i = u / plan.unit_heads;
-            r.row = W.row_first + i;
-            r.request = W.request;
-            if (W.request < 0) {
-                const d_listed_row listed = plan_array<d_listed_row>(p, plan.listed_rows)[r.row];
-                r.row = listed.row;
-                r.request = listed.request;
-            }
-            r.head = W.first_head + u - i * plan.unit_heads;
-            if (p.step->row_positions) {
-                r.pos = p.step->row_positions[r.row];
-            } else {
-                const d_request q = plan_array<d_request>(p, plan.requests)[r.request];
-                int64_t keys = q.num_keys;
-                if (p.step->lengths) {
-                    keys = load_index(p.step->lengths, r.request * p.step->lengths_stride, p.step->lengths_64);
-                    keys = keys < 0 ? 0 : keys > q.num_keys ? q.num_keys : keys;
-                }
-                r.pos = q.first_position + (int)keys - q.num_rows + (r.row - q.row_first);
-            }
+        const row_info r = read_row(p, u, consecutive);
+        if (!consecutive && r.row >= 0) {
             atomicMin(&W.pos_min, r.pos);
             atomicMax(&W.pos_max, r.pos);
         }
         S.rows[u] = r;
     }
-    if (threadIdx.x < 4) S.seen[threadIdx.x / 2][threadIdx.x % 2] = 0;
+    if (threadIdx.x < 4 * TILE_WORDS) S.seen[threadIdx.x / TILE_WORDS][threadIdx.x % TILE_WORDS] = 0;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        const int first = W.key_begin, count = W.num_tiles;
-        int begin = first, end = W.key_end;
-#ifdef FV_HAS_VISIBLE
-        if (!fv_lifted(USES) && W.page_positions < 0) {
-            begin = fv_max(begin, fv_first_key(USES, W.pos_min) - W.first_position);
-            end = fv_min(end, fv_last_key(USES, W.pos_max) - W.first_position + 1);
-        }
-        W.exact = W.exact && FV_ALL_EXACT && !fv_lifted(USES);
-#endif
-        if (FV_INVARIANT) {             /* tiles count from position 0; chunks that hold nothing still have a slot */
-            const int over = (unsigned)(W.origin + first) % FV_T;
-            W.key0 = first - over;
-            W.num_tiles = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
-        } else {
-            W.key0 = begin;
-            W.num_tiles = end > begin ? (end - begin + FV_T - 1) / FV_T : 0;
-        }
-        W.key_begin = begin;
-        W.key_end = end;
-    }
+    if (consecutive) return true;
+    if (threadIdx.x == 0) choose_tiles();
     __syncthreads();
-    if (W.num_tiles == 0) return;
+    return true;
+}
+
+/* Q and the first entries of the ring are asked for. */
+COLD void begin_piece(args p, int rows)
+{
+    page_ids ids[LEAD];
+#pragma unroll
+    for (int i = 0; i < LEAD; i++) ids[i] = fetch_ids(i);
+    load_q(p, rows);
+#pragma unroll
+    for (int i = 0; i < LEAD; i++) publish(p, i, ids[i]);
+    __syncthreads();
+#if FV_AHEAD
 #pragma unroll 1
-    for (int i = 0; i < LEAD; i++) publish(p, i, fetch_ids(p, i));
-    __syncthreads();
+    for (int i = 0; i < PAIRS; i++) load_pair(p, i, i);
+    return;
+#endif
 #pragma unroll 1
     for (int e = 0; e < FV_NS - 1; e++) {
         if (EPT == 2 && (e & 1)) load_entry<EPT == 2>(p, e, e);
@@ -745,26 +955,42 @@ template <int MT, int NU> FV_DEVICE void clear(state<MT, NU> &x)
     }
 }
 
-/* S = Q K' for a warp's rows and all keys of the tile. */
-template <int MT, int WR> FV_DEVICE void scores(float (&s)[MT][S_TILES][4], uint32_t slot, int row0)
+/* Where a warp stands in its block: row of its first m-tile (they are 16 WR apart), first unit of V, first key in a tile. */
+struct part { int row, unit, key; };
+template <int WR, int WV, int WK> FV_DEVICE part this_part()
 {
-    const int lane = threadIdx.x % 32, krow = (lane & 7) + (lane >> 4 << 3), khalf = lane >> 3 & 1, qhalf = lane >> 4, low = lane & 7;
-    const uint32_t q = Q_AT + (row0 + lane % 16) * q_rows::stride, k = slot + krow * k_rows::stride;
+    const int warp = this_thread() / 32;
+    const part at = { WR == 1 ? 0 : warp % WR * 16, WV == 1 ? 0 : warp / WR % WV * fv_div_up(V_UNITS, WV), WK == 1 ? 0 : warp / (WR * WV) * (FV_T / WK) };
+    return at;
+}
+
+template <int MT, int WR> FV_DEVICE void load_queries(uint32_t (&a)[MT][K_STEPS][4], int row0, int unit)
+{
+    const int lane = this_thread() % 32;
+    const uint32_t q = Q_AT + (row0 + lane % 16) * q_rows::stride;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-        for (int n = 0; n < S_TILES; n++)
+        for (int r = 0; r < K_STEPS; r++)
+            ldmatrix_x4(a[mt][r], q + mt * 16 * WR * q_rows::stride + q_rows::in_row(lane & 7, lane >> 4, unit * K_STEPS + r));
+}
+
+/* S = Q K' for a warp's rows and 8 ST keys from key0 on. */
+template <int MT, int WR, int ST> FV_DEVICE void scores(float (&s)[MT][ST][4], uint32_t slot, int row0, int key0)
+{
+    const int lane = this_thread() % 32, krow = key0 + (lane & 7) + (lane >> 4 << 3), khalf = lane >> 3 & 1, low = lane & 7;
+    const uint32_t k = slot + krow * k_rows::stride;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int n = 0; n < ST; n++)
             for (int i = 0; i < 4; i++) s[mt][n][i] = 0;
-#pragma unroll (K_UNITS * K_STEPS <= 16 ? 16 : 4)
+#pragma unroll (K_UNITS * K_STEPS <= 8 && FV_CT != FV_F32 ? 8 : 4)
     for (int unit = 0; unit < K_UNITS; unit++) {
         uint32_t a[MT][K_STEPS][4];
+        load_queries<MT, WR>(a, row0, unit);
 #pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-            for (int r = 0; r < K_STEPS; r++)
-                ldmatrix_x4(a[mt][r], q + mt * 16 * WR * q_rows::stride + q_rows::in_row(low, qhalf, unit * K_STEPS + r));
-#pragma unroll
-        for (int n = 0; n < S_TILES / 2; n++) {
+        for (int n = 0; n < ST / 2; n++) {
             uint32_t w[4];
             ldmatrix_x4(w, k + n * 16 * k_rows::stride + k_rows::in_row(low, khalf, unit));
 #pragma unroll
@@ -774,7 +1000,7 @@ template <int MT, int WR> FV_DEVICE void scores(float (&s)[MT][S_TILES][4], uint
                     uint32_t b0, b1;
                     fv_k_operand<FV_KS, FV_CT>(w, g, r, b0, b1);
                     if (FV_KS == FV_E2M1) {
-                        const uint32_t code = ld_shared_u8(slot + K_BYTES + (n * 16 + g * 8 + lane / 4) * K_BLOCKS + 4 * unit + 2 * (r >> 1) +
+                        const uint32_t code = ld_shared_u8(slot + K_BYTES + (key0 + n * 16 + g * 8 + lane / 4) * K_BLOCKS + 4 * unit + 2 * (r >> 1) +
                                                            (lane & 3) / 2);
                         const uint32_t scale = fv_scale_pair<FV_CT>(code, code);
                         b0 = fv_mul2<FV_CT>(b0, scale);
@@ -787,68 +1013,85 @@ template <int MT, int WR> FV_DEVICE void scores(float (&s)[MT][S_TILES][4], uint
     }
 }
 
-/* Masks the scores of keys that are absent or not visible. The hooks are evaluated in a loop that is not unrolled, to bits: their code may be long. */
-template <int MT, int WR> FV_DEVICE void mask(args p, float (&s)[MT][S_TILES][4], int tile, int row0)
+/* Masks by the variants' bounds and the first and last present key: two comparisons a score. */
+template <int MT, int WR, int ST> FV_DEVICE void mask_bounds(float (&s)[MT][ST][4], int tile, const part &at)
 {
-    const int lane = threadIdx.x % 32, j = lane & 3, r = tile % PLACES;
-    const bool mark = !W.exact;
-    uint32_t seen[MT];                                  /* bit 4 n + 2 e + h */
-    v_at at[MT][2];
-    bool there[MT][2];
+    const int lane = this_thread() % 32, key = W.key0 + tile * FV_T + at.key + 2 * (lane & 3);    /* of this thread's first score */
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-        seen[mt] = 0;
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
         for (int h = 0; h < 2; h++) {
-            const row_info info = S.rows[row0 + mt * 16 * WR + h * 8 + lane / 4];
-            at[mt][h] = at_row(p, info);
-            there[mt][h] = info.row >= 0;
-        }
-    }
-#pragma unroll 1
-    for (int c = 0; c < 2 * S_TILES; c++) {
-        const int key = c / 2 * 8 + 2 * j + c % 2, position = S.position[r][key];
-        bool any = false;
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                bool ok = there[mt][h] && position != ABSENT;
+            int first = W.key_begin, last = W.key_end - 1;
 #ifdef FV_HAS_VISIBLE
-                at_key(p, at[mt][h], position);
-                ok = ok && fv_visible(USES, at[mt][h]);
+            const int pos = S.rows[at.row + mt * 16 * WR + h * 8 + lane / 4].pos;
+            first = fv_max(first, fv_first_key(USES, pos) - W.first_position);
+            last = fv_min(last, fv_last_key(USES, pos) - W.first_position);
 #endif
-                seen[mt] |= (uint32_t)ok << (2 * c + h);
-                any = any || ok;
-            }
-        if (mark) {
-            const uint32_t lanes = __ballot_sync(ALL_LANES, any);
-            if (lane < 4 && (lanes & 0x11111111u << lane)) atomicOr(&S.seen[tile & 1][key >> 5], 1u << (key & 31));
+            first -= key;
+            last -= key;
+#pragma unroll
+            for (int n = 0; n < ST; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    if (8 * n + e < first || 8 * n + e > last) s[mt][n][2 * h + e] = -fv_inf();
+        }
+}
+
+/* Masks the scores of keys that are absent or not visible. The hooks are evaluated in a loop that is not unrolled, to bits: their code may be long. */
+template <int MT, int WR, int ST> FV_DEVICE void mask_hooks(args p, float (&s)[MT][ST][4], int tile, const part &at, bool mark)
+{
+    enum { N = 2 * ST };                                /* scores of a row in a thread */
+    static_assert(2 * MT * N <= 64, "bits of a thread's scores");
+    const int lane = this_thread() % 32, j = lane & 3, r = tile & (PLACES - 1);
+    uint64_t seen = 0;                                  /* bit N (2 mt + h) + 2 n + e */
+#pragma unroll 1
+    for (int i = 0; i < 2 * MT * N; i++) {
+        const int q = i / N, c = i % N, thread = this_thread() % 32, key = at.key + c / 2 * 8 + 2 * (thread & 3) + c % 2;
+        const row_info info = S.rows[at.row + (q >> 1) * 16 * WR + (q & 1) * 8 + thread / 4];
+        const int position = S.position[r][key];
+        bool ok = info.row >= 0 && position != ABSENT;
+#ifdef FV_HAS_VISIBLE
+        ok = ok && fv_visible(USES, at_key(at_row(p, info), position));
+#endif
+        seen |= (uint64_t)ok << i;
+    }
+    if (mark) {
+        uint32_t any = 0;
+#pragma unroll
+        for (int q = 0; q < 2 * MT; q++) any |= (uint32_t)(seen >> (N * q));
+#pragma unroll 1
+        for (int c = 0; c < N; c++) {
+            const int key = at.key + c / 2 * 8 + 2 * j + c % 2;
+            const uint32_t lanes = __ballot_sync(ALL_LANES, any >> c & 1);
+            if (lane < 4 && (lanes & 0x11111111u << lane)) atomicOr(&S.seen[tile & 3][key >> 5], 1u << (key & 31));
         }
     }
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-        for (int n = 0; n < S_TILES; n++)
+        for (int n = 0; n < ST; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (!(seen[mt] >> (4 * n + 2 * (i & 1) + (i >> 1)) & 1)) s[mt][n][i] = -fv_inf();
+                if (!(seen >> (N * (2 * mt + (i >> 1)) + 2 * n + (i & 1)) & 1)) s[mt][n][i] = -fv_inf();
 }
 
 #if FV_SCALED
 /* Scores in natural units, then the score hooks. */
-template <int MT, int WR> FV_DEVICE void refine(args p, float (&s)[MT][S_TILES][4], uint32_t slot, int tile, int row0)
+template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][ST][4], uint32_t slot, int tile, const part &at)
 {
-    const int lane = threadIdx.x % 32, j = lane & 3, r = tile % PLACES;
+    const int lane = this_thread() % 32, j = lane & 3, r = tile & (PLACES - 1);
     const float scale = p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale);
-    v_at at[MT][2];
+#ifdef FV_HAS_SCORE
+    v_at rows[MT][2];
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
-        for (int h = 0; h < 2; h++) at[mt][h] = at_row(p, S.rows[row0 + mt * 16 * WR + h * 8 + lane / 4]);
+        for (int h = 0; h < 2; h++) rows[mt][h] = at_row(p, S.rows[at.row + mt * 16 * WR + h * 8 + lane / 4]);
+#endif
 #pragma unroll
-    for (int n = 0; n < S_TILES; n++)
+    for (int n = 0; n < ST; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const int key = n * 8 + 2 * j + e, position = S.position[r][key];
+            const int key = at.key + n * 8 + 2 * j + e, position = S.position[r][key];
             float factor = scale;
             if (K_WEIGHED) factor *= ld_shared_f32(slot + K_SCALES + 4 * key);
 #pragma unroll
@@ -858,29 +1101,15 @@ template <int MT, int WR> FV_DEVICE void refine(args p, float (&s)[MT][S_TILES][
                     float &x = s[mt][n][2 * h + e];
                     x *= factor;
 #ifdef FV_HAS_SCORE
-                    at_key(p, at[mt][h], position);
-                    x = fv_score(x, USES, at[mt][h]);
+                    x = fv_score(x, USES, at_key(rows[mt][h], position));
 #endif
                 }
         }
 }
 #endif
 
-/* Whether each row of the piece sees each key of the tile. The same in all threads. */
-FV_DEVICE bool all_visible(int tile)
-{
-    if (S.absent[tile % PLACES][0] || (FV_T > 32 && S.absent[tile % PLACES][1])) return false;
-#ifdef FV_HAS_VISIBLE
-    if (!FV_ALL_EXACT || W.page_positions >= 0 || fv_lifted(USES)) return false;
-    const int first = W.first_position + W.key0 + tile * FV_T, last = first + FV_T - 1;
-    return first >= fv_first_key(USES, W.pos_max) && last <= fv_last_key(USES, W.pos_min);
-#else
-    return true;
-#endif
-}
-
 /* S becomes P = exp2(S - m) in f32; O and l are brought to the new maximum. */
-template <int MT, int NU> FV_DEVICE void soften(float (&s)[MT][S_TILES][4], state<MT, NU> &x, float factor)
+template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], state<MT, NU> &x, float factor)
 {
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
@@ -889,7 +1118,7 @@ template <int MT, int NU> FV_DEVICE void soften(float (&s)[MT][S_TILES][4], stat
         for (int h = 0; h < 2; h++) {
             float top = x.m[mt][h];
 #pragma unroll
-            for (int n = 0; n < S_TILES; n++) top = fmaxf(top, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
+            for (int n = 0; n < ST; n++) top = fmaxf(top, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
             top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
             top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
             const float base = top == -fv_inf() ? 0.0f : top * factor;
@@ -897,7 +1126,7 @@ template <int MT, int NU> FV_DEVICE void soften(float (&s)[MT][S_TILES][4], stat
             x.m[mt][h] = top;
             float sum = 0;
 #pragma unroll
-            for (int n = 0; n < S_TILES; n++)
+            for (int n = 0; n < ST; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &v = s[mt][n][2 * h + e];
@@ -915,18 +1144,18 @@ template <int MT, int NU> FV_DEVICE void soften(float (&s)[MT][S_TILES][4], stat
 }
 
 /* P in the type of the second product: for each 16 keys the left operand, f32 as it is. */
-template <int MT> struct weights {
-    uint32_t a[MT][FV_PT == FV_F32 ? S_TILES : S_TILES / 2][4];
+template <int MT, int ST> struct weights {
+    uint32_t a[MT][FV_PT == FV_F32 ? ST : ST / 2][4];
 };
 
-template <int MT> FV_DEVICE void pack_weights(float (&s)[MT][S_TILES][4], weights<MT> &w, uint32_t k_slot)
+template <int MT, int ST> FV_DEVICE void pack_weights(float (&s)[MT][ST][4], weights<MT, ST> &w, uint32_t k_slot, int key0)
 {
     if (V_WEIGHED) {
 #pragma unroll
-        for (int n = 0; n < S_TILES; n++)
+        for (int n = 0; n < ST; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (n * 8 + 2 * (threadIdx.x & 3) + e));
+                const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (key0 + n * 8 + 2 * (this_thread() & 3) + e));
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++)
                     for (int h = 0; h < 2; h++) {
@@ -940,7 +1169,7 @@ template <int MT> FV_DEVICE void pack_weights(float (&s)[MT][S_TILES][4], weight
 #if FV_PT == FV_F32
         /* columns j, j + 4 of the left operand are elements 2 j, 2 j + 1 of a row of P: so are the rows of V (outputs) */
 #pragma unroll
-        for (int n = 0; n < S_TILES; n++) {
+        for (int n = 0; n < ST; n++) {
             w.a[mt][n][0] = __float_as_uint(s[mt][n][0]);
             w.a[mt][n][1] = __float_as_uint(s[mt][n][2]);
             w.a[mt][n][2] = __float_as_uint(s[mt][n][1]);
@@ -948,7 +1177,7 @@ template <int MT> FV_DEVICE void pack_weights(float (&s)[MT][S_TILES][4], weight
         }
 #else
 #pragma unroll
-        for (int n = 0; n < S_TILES / 2; n++)
+        for (int n = 0; n < ST / 2; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) w.a[mt][n][i] = fv_pack<FV_PT>(s[mt][2 * n + i / 2][i % 2 * 2], s[mt][2 * n + i / 2][i % 2 * 2 + 1]);
 #endif
@@ -957,37 +1186,36 @@ template <int MT> FV_DEVICE void pack_weights(float (&s)[MT][S_TILES][4], weight
 
 #ifdef FV_HAS_WEIGHT
 /* P by the variant's own formula; O only adds up. */
-template <int MT, int WR> FV_DEVICE void weigh(args p, float (&s)[MT][S_TILES][4], int tile, int row0)
+template <int MT, int WR, int ST> FV_DEVICE void weigh(args p, float (&s)[MT][ST][4], int tile, const part &at)
 {
-    const int lane = threadIdx.x % 32, j = lane & 3;
+    const int lane = this_thread() % 32, j = lane & 3;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            v_at at = at_row(p, S.rows[row0 + mt * 16 * WR + h * 8 + lane / 4]);
+            const v_at row = at_row(p, S.rows[at.row + mt * 16 * WR + h * 8 + lane / 4]);
 #pragma unroll
-            for (int n = 0; n < S_TILES; n++)
+            for (int n = 0; n < ST; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &x = s[mt][n][2 * h + e];
-                    at_key(p, at, S.position[tile % PLACES][n * 8 + 2 * j + e]);
-                    x = x == -fv_inf() ? 0.0f : fv_weight(x, USES, at);
+                    x = x == -fv_inf() ? 0.0f : fv_weight(x, USES, at_key(row, S.position[tile & (PLACES - 1)][at.key + n * 8 + 2 * j + e]));
                 }
         }
 }
 #endif
 
 /* O += P V. */
-template <int MT, int NU> FV_DEVICE void outputs(const weights<MT> &p, state<MT, NU> &x, uint32_t slot, int unit0)
+template <int MT, int NU, int ST> FV_DEVICE void outputs(const weights<MT, ST> &p, state<MT, NU> &x, uint32_t slot, const part &at)
 {
-    const int lane = threadIdx.x % 32;
 #if FV_PT == FV_F32
 #pragma unroll
     for (int u = 0; u < NU; u++) {
-        const int unit = fv_min(unit0 + u, V_UNITS - 1), n = lane / 4;
+        const int lane = this_thread() % 32;
+        const int unit = fv_min(at.unit + u, V_UNITS - 1), n = lane / 4;
 #pragma unroll
-        for (int ks = 0; ks < S_TILES; ks++) {
-            const int key = 8 * ks + 2 * (lane & 3);
+        for (int ks = 0; ks < ST; ks++) {
+            const int key = at.key + 8 * ks + 2 * (lane & 3);
             const uint32_t b0 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key, 2 * unit + n / 4) + 4 * (n & 3)));
             const uint32_t b1 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key + 1, 2 * unit + n / 4) + 4 * (n & 3)));
 #pragma unroll
@@ -995,12 +1223,13 @@ template <int MT, int NU> FV_DEVICE void outputs(const weights<MT> &p, state<MT,
         }
     }
 #else
-    const uint32_t v = slot + (lane % 16) * v_rows::stride;
+    const int lane = this_thread() % 32;
+    const uint32_t v = slot + (at.key + lane % 16) * v_rows::stride;
 #pragma unroll
-    for (int ks = 0; ks < FV_T / 16; ks++)
+    for (int ks = 0; ks < ST / 2; ks++)
 #pragma unroll
         for (int u = 0; u < NU; u++) {
-            const int unit = NU == V_UNITS ? u : fv_min(unit0 + u, V_UNITS - 1);
+            const int unit = NU == V_UNITS ? u : fv_min(at.unit + u, V_UNITS - 1);
             uint32_t w[4];
             ldmatrix_x4_trans(w, v + ks * 16 * v_rows::stride + v_rows::in_row(lane & 7, lane >> 4, unit));
 #pragma unroll
@@ -1008,9 +1237,9 @@ template <int MT, int NU> FV_DEVICE void outputs(const weights<MT> &p, state<MT,
                 uint32_t b0, b1;
                 fv_v_operand<FV_VS, FV_PT>(w, t, b0, b1);
                 if (FV_VS == FV_E2M1) {
-                    const uint32_t at = slot + V_BYTES + (16 * ks + 2 * (lane & 3)) * V_BLOCKS + 4 * unit + 2 * (t / 4) + lane / 16;
-                    b0 = fv_mul2<FV_PT>(b0, fv_scale_pair<FV_PT>(ld_shared_u8(at), ld_shared_u8(at + V_BLOCKS)));
-                    b1 = fv_mul2<FV_PT>(b1, fv_scale_pair<FV_PT>(ld_shared_u8(at + 8 * V_BLOCKS), ld_shared_u8(at + 9 * V_BLOCKS)));
+                    const uint32_t code = slot + V_BYTES + (at.key + 16 * ks + 2 * (lane & 3)) * V_BLOCKS + 4 * unit + 2 * (t / 4) + lane / 16;
+                    b0 = fv_mul2<FV_PT>(b0, fv_scale_pair<FV_PT>(ld_shared_u8(code), ld_shared_u8(code + V_BLOCKS)));
+                    b1 = fv_mul2<FV_PT>(b1, fv_scale_pair<FV_PT>(ld_shared_u8(code + 8 * V_BLOCKS), ld_shared_u8(code + 9 * V_BLOCKS)));
                 }
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++) fv_mma<FV_PT>::step(x.o[mt][u * V_TILES + t], p.a[mt][ks], b0, b1);
@@ -1020,12 +1249,12 @@ template <int MT, int NU> FV_DEVICE void outputs(const weights<MT> &p, state<MT,
 }
 
 /* Rows of V that no row of the tile sees become zero. */
-COLD void clear_unseen(uint32_t slot, int tile)
+FV_DEVICE void clear_unseen(uint32_t slot, int tile)
 {
     enum { CHUNKS = v_rows::chunks };
 #pragma unroll 1
-    for (int i = threadIdx.x; i < FV_T * CHUNKS; i += NT)
-        if (!(S.seen[tile & 1][i / CHUNKS >> 5] >> (i / CHUNKS & 31) & 1)) st_shared_v4(slot + v_rows::at(i / CHUNKS, i % CHUNKS), 0, 0, 0, 0);
+    for (int i = this_thread(); i < FV_T * CHUNKS; i += NT)
+        if (!(S.seen[tile & 3][i / CHUNKS >> 5] >> (i / CHUNKS & 31) & 1)) st_shared_v4(slot + v_rows::at(i / CHUNKS, i % CHUNKS), 0, 0, 0, 0);
     __syncthreads();
 }
 
@@ -1040,34 +1269,46 @@ template <int MT, int NU> FV_DEVICE void join_sums(state<MT, NU> &x)
         }
 }
 
-/* Writes the block's rows: to slot + i, or (slot < 0) finished; 16 WR rows at a time through shared memory. The ring must hold nothing that is still
- * needed, but in the invariant mode. m is in score units; factor brings it to base 2. */
-template <int MT, int WR, int NU> FV_DEVICE void write_state(args p, const state<MT, NU> &x, int slot, int row0, int unit0, float factor)
+/* Stages m-tiles mt0 .. of a warp: row i of the block's 16 WR per m-tile, of this warp's part of the keys. m is in score units; factor brings it to
+ * base 2. */
+template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(const state<MT, NU> &x, int mt0, const part &at, float factor)
 {
     const int lane = threadIdx.x % 32, j = lane & 3;
-    static_assert(16 * WR <= FV_OUT_ROWS, "rows of O must fit");
+    enum { COUNT = 16 * WR * MTS };
+    const int copy = WK == 1 ? 0 : at.key / (FV_T / WK) * COUNT;
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-        __syncthreads();
+    for (int k = 0; k < MTS; k++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = row0 + h * 8 + lane / 4;
-            if (j == 0 && unit0 == 0) S.sums[mt * 16 * WR + row] = make_float2(x.m[mt][h] * factor, x.l[mt][h]);
+            const int mt = mt0 + k, row = copy + k * 16 * WR + at.row + h * 8 + lane / 4;
+            if (j == 0 && at.unit == 0) S.sums[row] = make_float2(x.m[mt][h] * factor, x.l[mt][h]);
 #pragma unroll
             for (int n = 0; n < NU * V_TILES; n += V_FIELDS) {
-                const int unit = unit0 + n / V_TILES;
-                if (NU != V_UNITS && unit >= V_UNITS) continue;
+                const int unit = at.unit + n / V_TILES;
+                if (unit >= V_UNITS) continue;
 #pragma unroll
-                for (int k = 0; k < 2 * V_FIELDS; k += 2) {
-                    const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, j, 0) + k;
+                for (int c = 0; c < 2 * V_FIELDS; c += 2) {
+                    const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, j, 0) + c;
                     if (FV_DV % fv_unit_elements(FV_VS) && d >= O_STRIDE) continue;
-                    *(float2 *)((float *)(memory + O_AT) + o_place(row, d)) = make_float2(x.o[mt][n + k % V_FIELDS][2 * h + k / V_FIELDS],
-                                                                                 x.o[mt][n + (k + 1) % V_FIELDS][2 * h + (k + 1) / V_FIELDS]);
+                    *(float2 *)((float *)(memory + O_AT) + o_place(row, d)) = make_float2(x.o[mt][n + c % V_FIELDS][2 * h + c / V_FIELDS],
+                                                                                 x.o[mt][n + (c + 1) % V_FIELDS][2 * h + (c + 1) / V_FIELDS]);
                 }
             }
         }
+}
+
+/* Writes the block's rows: to slot + i, or (slot < 0) finished. The ring must hold nothing that is still needed, but in the invariant mode, where 16 WR
+ * rows go at a time. */
+template <int MT, int WR, int WK, int NU> FV_DEVICE void write_state(args p, const state<MT, NU> &x, int slot, const part &at, float factor)
+{
+    enum { MTS = FV_INVARIANT ? 1 : MT, COUNT = 16 * WR * MTS };
+    static_assert(COUNT * WK <= FV_OUT_ROWS, "rows of O must fit");
+#pragma unroll
+    for (int mt = 0; mt < MT; mt += MTS) {
         __syncthreads();
-        write_rows(p, mt * 16 * WR, 16 * WR, slot);
+        stage_rows<MT, WR, WK, NU, MTS>(x, mt, at, factor);
+        __syncthreads();
+        write_rows<WK>(p, mt * 16 * WR, COUNT, slot);
     }
 }
 
@@ -1099,18 +1340,166 @@ template <int MT, int NU> FV_DEVICE void fold_chunk(args p, state<MT, NU> &x, fl
 }
 #endif
 
-/* All tiles of the piece, by one kind. m-tile k of warp row w covers packed rows 16 (k WR + w) and on. */
-template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
+/* A thread's scores of a tile, masked, as softmax wants them. True: the tile's rows of V that nobody sees must be cleared. */
+template <int MT, int WR, int ST> FV_DEVICE bool see(args p, float (&s)[MT][ST][4], uint32_t k_slot, int tile, const part &at)
 {
-    static_assert(WR * WV == FV_WARPS && 16 * MT * WR <= FV_ROWS, "a kind must fit the block");
-    enum { NU = fv_div_up(V_UNITS, WV), LAST = FV_NS - 1 };
-    const int warp = threadIdx.x / 32, row0 = WR == 1 ? 0 : warp % WR * 16, unit0 = WV == 1 ? 0 : warp / WR * NU;
-    const int num_tiles = W.num_tiles;
-    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
-    page_ids next = fetch_ids(p, LEAD);
-    load_q(p, 16 * MT * WR);
+    int bad = 0;
+#pragma unroll
+    for (int i = 0; i < TILE_WORDS; i++) bad |= S.bad[tile & (PLACES - 1)][i];
+#if FV_SCALED
+    refine<MT, WR, ST>(p, s, k_slot, tile, at);
+#endif
+    const bool masked = bad || tile < W.clear_first || tile >= W.clear_end;
+    if (masked) {
+        if (W.bounded && !bad) mask_bounds<MT, WR, ST>(s, tile, at);
+        else mask_hooks<MT, WR, ST>(p, s, tile, at, !W.exact);
+    }
+#ifdef FV_HAS_WEIGHT
+    weigh<MT, WR, ST>(p, s, tile, at);
+#endif
+    return masked && !W.exact;
+}
 
+#if FV_AHEAD
+/* P of a tile (s goes to w), while the scores of the next one are made (t): the matrix unit has work between exponentials. */
+template <int MT, int WR, int NU, int ST>
+FV_DEVICE void soften_ahead(float (&s)[MT][ST][4], weights<MT, ST> &w, state<MT, NU> &x, float factor, float (&t)[MT][ST][4], uint32_t slot, const part &at)
+{
+    const int lane = this_thread() % 32, krow = at.key + (lane & 7) + (lane >> 4 << 3), khalf = lane >> 3 & 1, low = lane & 7;
+    const uint32_t k = slot + krow * k_rows::stride;
+    float alpha[MT][2], base[MT][2], sum[MT][2];
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int n = 0; n < ST; n++)
+            for (int i = 0; i < 4; i++) t[mt][n][i] = 0;
+#pragma unroll
+    for (int unit = 0; unit < K_UNITS; unit++) {
+        uint32_t a[MT][K_STEPS][4];
+        load_queries<MT, WR>(a, at.row, unit);
+#pragma unroll
+        for (int n = 0; n < ST / 2; n++) {
+            uint32_t b[4];
+            ldmatrix_x4(b, k + n * 16 * k_rows::stride + k_rows::in_row(low, khalf, unit));
+#pragma unroll
+            for (int g = 0; g < 2; g++)
+#pragma unroll
+                for (int mt = 0; mt < MT; mt++) fv_mma<FV_CT>::step(t[mt][2 * n + g], a[mt][0], b[2 * g], b[2 * g + 1]);
+        }
+#ifndef FV_HAS_WEIGHT
+        if (unit == 0) {
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float top = x.m[mt][h];
+#pragma unroll
+                    for (int n = 0; n < ST; n++) top = fmaxf(top, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
+                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+                    base[mt][h] = top == -fv_inf() ? 0.0f : top * factor;
+                    alpha[mt][h] = ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
+                    x.m[mt][h] = top;
+                    sum[mt][h] = 0;
+                }
+        }
+#endif
+        enum { SHARE = fv_div_up(MT * ST, K_UNITS > 1 ? K_UNITS - 1 : 1) };
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            const int item = K_UNITS == 1 ? i : (unit - 1) * SHARE + i, mt = item / ST, n = item % ST;
+            if (item < 0 || item >= MT * ST) continue;
+#ifndef FV_HAS_WEIGHT
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[mt][n][e] = ex2_approx(fmaf(s[mt][n][e], factor, -base[mt][e / 2]));
+                sum[mt][e / 2] += s[mt][n][e];
+            }
+#endif
+            w.a[mt][n / 2][n % 2 * 2] = fv_pack<FV_PT>(s[mt][n][0], s[mt][n][1]);
+            w.a[mt][n / 2][n % 2 * 2 + 1] = fv_pack<FV_PT>(s[mt][n][2], s[mt][n][3]);
+        }
+    }
+#ifndef FV_HAS_WEIGHT
+    bool moved = false;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            x.l[mt][h] = fmaf(x.l[mt][h], alpha[mt][h], sum[mt][h]);
+            moved = moved || alpha[mt][h] != 1.0f;
+        }
+    if (__any_sync(ALL_LANES, moved))
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int n = 0; n < NU * V_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) x.o[mt][n][i] *= alpha[mt][i / 2];
+#endif
+}
+
+/* All tiles of the piece, by one kind: the scores of tile i + 1 are made beside the softmax of tile i. One barrier a tile. */
+template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
+{
+    static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
+    static_assert(!FV_INVARIANT && !FV_VINK && !V_WEIGHED && FV_CT != FV_F32 && FV_PT != FV_F32 && fv_fields(FV_KS) == 1 && FV_NS % 2 == 0 && FV_NS > 2, "");
+    enum { NU = fv_div_up(V_UNITS, WV), ST = FV_T / 8 / WK };
+    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
     state<MT, NU> x;
+    clear(x);
+    if (W.num_tiles > 0) {
+        float s[MT][ST][4];
+        begin_piece(p, 16 * MT * WR);
+        page_ids next = fetch_ids(LEAD);
+        cp_async_wait_group<PAIRS - 1>();
+        __syncthreads();
+        scores<MT, WR, ST>(s, SLOT_AT(0), this_part<WR, WV, WK>().row, this_part<WR, WV, WK>().key);
+        bool clean = see<MT, WR, ST>(p, s, SLOT_AT(0), 0, this_part<WR, WV, WK>());
+        int place = 0;                  /* of pair `tile` */
+#pragma unroll 1
+        for (int tile = 0; tile < W.num_tiles; tile++) {
+            cp_async_wait_group<PAIRS - 2>();
+            __syncthreads();
+            load_pair(p, place, tile + PAIRS);
+            publish(p, tile + LEAD, next);
+            next = fetch_ids(tile + LEAD + 1);
+            if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
+            place = place + 1 == PAIRS ? 0 : place + 1;
+            const part at = this_part<WR, WV, WK>();
+            weights<MT, ST> w;
+            float t[MT][ST][4];
+            soften_ahead<MT, WR, NU, ST>(s, w, x, factor, t, SLOT_AT(2 * place), at);
+            if (clean) clear_unseen(SLOT_AT(2 * place + 1), tile);
+            outputs<MT, NU, ST>(w, x, SLOT_AT(2 * place + 1), at);
+            clean = tile + 1 < W.num_tiles && see<MT, WR, ST>(p, t, SLOT_AT(2 * place), tile + 1, at);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int n = 0; n < ST; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) s[mt][n][i] = t[mt][n][i];
+        }
+    }
+    cp_async_wait_group<0>();
+    join_sums(x);
+    write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
+    if (W.slot >= 0) arrive_and_merge(p);
+}
+#else
+/* All tiles of the piece, by one kind. m-tile k of warp row w covers packed rows 16 (k WR + w) and on. */
+template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
+{
+    static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
+    static_assert(WK == 1 || !FV_INVARIANT, "bits must not depend on the kind");
+    enum { NU = fv_div_up(V_UNITS, WV), LAST = FV_NS - 1, ST = FV_T / 8 / WK };
+    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
+    state<MT, NU> x;
+    page_ids next = { -1, -1 };
+    if (W.num_tiles > 0) {
+        begin_piece(p, 16 * MT * WR);
+        next = fetch_ids(LEAD);
+    }
     clear(x);
 #if FV_INVARIANT
     float m[MT][2], l[MT][2];
@@ -1136,24 +1525,20 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
     } while (0)
 
 #pragma unroll 1
-    for (int tile = 0; tile < num_tiles; tile++) {
+    for (int tile = 0; tile < W.num_tiles; tile++) {
         STEP(EPT * tile, 0);
-        const bool masked = !all_visible(tile), clean = masked && !W.exact;
-        weights<MT> w;
+        bool clean;
+        weights<MT, ST> w;
         {
-            float s[MT][S_TILES][4];
-            if (threadIdx.x < 2) S.seen[~tile & 1][threadIdx.x] = 0;
-            scores<MT, WR>(s, SLOT_AT(slot), row0);
-#if FV_SCALED
-            refine<MT, WR>(p, s, SLOT_AT(slot), tile, row0);
+            const part at = this_part<WR, WV, WK>();
+            float s[MT][ST][4];
+            if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
+            scores<MT, WR, ST>(s, SLOT_AT(slot), at.row, at.key);
+            clean = see<MT, WR, ST>(p, s, SLOT_AT(slot), tile, at);
+#ifndef FV_HAS_WEIGHT
+            soften<MT, NU, ST>(s, x, factor);
 #endif
-            if (masked) mask<MT, WR>(p, s, tile, row0);
-#ifdef FV_HAS_WEIGHT
-            weigh<MT, WR>(p, s, tile, row0);
-#else
-            soften<MT, NU>(s, x, factor);
-#endif
-            pack_weights<MT>(s, w, SLOT_AT(slot));
+            pack_weights<MT, ST>(s, w, SLOT_AT(slot), at.key);
         }
         if (EPT == 2) {
             ADVANCE(slot);
@@ -1162,19 +1547,19 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
             __syncthreads();
         }
         publish(p, tile + LEAD, next);
-        next = fetch_ids(p, tile + LEAD + 1);
+        next = fetch_ids(tile + LEAD + 1);
         if (clean) clear_unseen(SLOT_AT(slot), tile);
-        outputs<MT, NU>(w, x, SLOT_AT(slot), unit0);
+        outputs<MT, NU, ST>(w, x, SLOT_AT(slot), this_part<WR, WV, WK>());
         ADVANCE(slot);
 #if FV_INVARIANT
         const int past = W.origin + W.key0 + (tile + 1) * FV_T;
-        if (past % plan_of(p).chunk == 0 || tile + 1 == num_tiles) {
+        if (past % S.look.chunk == 0 || tile + 1 == W.num_tiles) {
             join_sums(x);
             if (W.slot >= 0) {
-                write_state<MT, WR, NU>(p, x, W.slot + chunk * W.num_rows, row0, unit0, factor);
+                write_state<MT, WR, WK, NU>(p, x, W.slot + chunk * W.num_rows, this_part<WR, WV, WK>(), factor);
                 clear(x);
             } else {
-                const bool last = tile + 1 == num_tiles;
+                const bool last = tile + 1 == W.num_tiles;
                 fold_chunk<MT, NU>(p, x, m, l, factor, first_chunk, last);
                 if (!last) clear(x);
                 first_chunk = false;
@@ -1185,32 +1570,37 @@ template <int MT, int WR, int WV> FV_DEVICE void attend(args p)
     }
     cp_async_wait_group<0>();
 #if FV_INVARIANT
-    if (W.slot < 0 && num_tiles > 0)
+    if (W.slot < 0 && W.num_tiles > 0)
         for (int mt = 0; mt < MT; mt++)
             for (int h = 0; h < 2; h++) {
                 x.m[mt][h] = m[mt][h];
                 x.l[mt][h] = l[mt][h];
             }
-    if (W.slot < 0 || num_tiles == 0) write_state<MT, WR, NU>(p, x, W.slot, row0, unit0, num_tiles > 0 ? 1.0f : factor);
+    if (W.slot < 0 || W.num_tiles == 0) write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), W.num_tiles > 0 ? 1.0f : factor);
 #else
     join_sums(x);
-    write_state<MT, WR, NU>(p, x, W.slot, row0, unit0, factor);
+    write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
 #endif
     if (W.slot >= 0) arrive_and_merge(p);
 }
 
+#endif
+
 extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __grid_constant__ d_attend p)
 {
     if ((int)blockIdx.x >= plan_of(p).num_workers) return;
+    if (threadIdx.x == 0) {
+        const int *first = plan_array<int>(p, plan_of(p).worker_first) + blockIdx.x;
+        S.piece = first[0];
+        S.piece_end = first[1];
+        fill_lookup(p);
 #ifdef FV_USES
-    if (threadIdx.x == 0) fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
+        fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
 #endif
-    const int *first = plan_array<int>(p, plan_of(p).worker_first) + blockIdx.x;
-    const int last = first[1];
+    }
 #pragma unroll 1
-    for (int i = first[0]; i < last; i++) {
-        open_piece(p, i);
-#define KIND(MT, WR, WV) if (W.packed <= 16 * MT * WR) { attend<MT, WR, WV>(p); continue; }
+    while (open_piece(p)) {
+#define KIND(MT, WR, WV, WK) if (W.packed <= 16 * MT * WR) { attend<MT, WR, WV, WK>(p); continue; }
         FV_KINDS
 #undef KIND
     }
