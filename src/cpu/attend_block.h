@@ -106,8 +106,9 @@ static void mask_rows(const work *w, block *b)
     for (int i = 0; i < w->num_rows; i++) {
         const row *r = &w->rows[i];
         const uint64_t bits = bounded_keys(b, r);
+        uint64_t own = bits;
         for (int h = 0; h < w->unit_heads; h++) {
-            const uint64_t own = bits && r->refine ? refine(w, b, r, h, bits) : bits;
+            if (bits && r->refine && (h == 0 || w->by_head)) own = refine(w, b, r, h, bits);
             b->mask[i * w->unit_heads + h] = own;
             b->seen |= own;
         }
@@ -245,8 +246,10 @@ static void shift_block(const work *w, block *b, int heads)
     const fv__run *r = w->run;
     const int axis = w->plan->page_size ? 2 : 1;
     if (!heads) return;
-    shift(b->k_at, heads * r->k.stride[axis]);
-    shift(b->v_at, heads * r->v.stride[axis]);
+    if (!w->k_direct || !w->v_direct) {
+        shift(b->k_at, heads * r->k.stride[axis]);
+        shift(b->v_at, heads * r->v.stride[axis]);
+    }
     if (r->k_tail.data) shift(b->k_tail_at, heads * r->k_tail.stride[axis]);
     if (r->k_scale.kind == FV__SCALE_TOKEN_HEAD) shift(b->k_scale_at, heads * r->k_scale.stride[axis]);
     if (r->v_scale.kind == FV__SCALE_TOKEN_HEAD) shift(b->v_scale_at, heads * r->v_scale.stride[axis]);

@@ -4,7 +4,8 @@
  *   scores   V_FEW_ACCS accumulators (rows x keys), each over d; a transposing sum then makes a vector of V_LANES dot products of as many
  *   values   rows x vectors of d accumulators, each block of keys summed from zero in key order
  *
- * While a block is multiplied, the lines of the next one are asked for. Element types other than f32, f16, bf16, rows that are no whole number
+ * While keys are multiplied, the lines of their values are asked for, and while values are, the keys of the next head or block: not farther ahead, for
+ * what waits long takes room from what comes. Element types other than f32, f16, bf16, rows that are no whole number
  * of vectors, and rows that hooks change are unpacked first.
  *
  * Part of attend_tmpl.c. */
@@ -15,6 +16,7 @@
  * low] halves of groups of 2 * half lanes. */
 #if V_LANES == 1
 VFN v_f32 sum_lanes(v_f32 *x) { return x[0]; }
+VFN v_f32 max_lanes(v_f32 *x) { return x[0]; }
 #else
 #if V_LANES == 16
 #define BLEND_8 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31
@@ -38,21 +40,27 @@ VFN v_f32 sum_lanes(v_f32 *x) { return x[0]; }
 #define BLEND_1 0, 5, 2, 7
 #define SWAP_1 1, 4, 3, 6
 #endif
-#define HALVE(half)                                                                                                                    \
+#define HALVE(half, join)                                                                                                               \
     V_UNROLL                                                                                                                           \
     for (int i = 0; i < half; i++)                                                                                                     \
-        x[i] = __builtin_shufflevector(x[i], x[i + half], BLEND_##half) + __builtin_shufflevector(x[i], x[i + half], SWAP_##half)
+        x[i] = join(__builtin_shufflevector(x[i], x[i + half], BLEND_##half), __builtin_shufflevector(x[i], x[i + half], SWAP_##half))
+#if V_LANES == 16
+#define HALVE_ALL(join) HALVE(8, join); HALVE(4, join); HALVE(2, join); HALVE(1, join)
+#elif V_LANES == 8
+#define HALVE_ALL(join) HALVE(4, join); HALVE(2, join); HALVE(1, join)
+#else
+#define HALVE_ALL(join) HALVE(2, join); HALVE(1, join)
+#endif
 
 VFN v_f32 sum_lanes(v_f32 *x)
 {
-#if V_LANES >= 16
-    HALVE(8);
-#endif
-#if V_LANES >= 8
-    HALVE(4);
-#endif
-    HALVE(2);
-    HALVE(1);
+    HALVE_ALL(v_add);
+    return x[0];
+}
+
+VFN v_f32 max_lanes(v_f32 *x)
+{
+    HALVE_ALL(v_max);
     return x[0];
 }
 #endif
@@ -109,31 +117,10 @@ static void split_query(float *q, int dim)
     }
 }
 
-/* Lines to ask for while something else is multiplied: rows[row .. end), `span` bytes of each, a few at a time. Into the second level: the first
- * holds what is multiplied now. In the order of memory, so that the machine's own prefetcher joins in. */
-typedef struct ahead {
-    const char *const *rows;
-    int row, end, at, span;
-    int lines;                          /* in all, rounded up */
-} ahead;
-
-static ahead ahead_of(const char *const *rows, int first, int end, int span)
+/* Asks for the lines of `bytes` at p. It may be anywhere: this never faults. */
+VFN void ask(const char *p, int bytes)
 {
-    return (ahead){ rows, first, end, 0, span, (end - first) * ((span + 63) / 64) };
-}
-
-VFN void ask(ahead *a, int lines)
-{
-    while (lines > 0 && a->row < a->end) {
-        const char *p = a->rows[a->row] + a->at;
-        const int left = (a->span - a->at + 63) / 64, n = lines < left ? lines : left;
-        for (int i = 0; i < n; i++) __builtin_prefetch(p + 64 * i, 0, 2);
-        lines -= n;
-        a->at += 64 * n;
-        if (n < left) continue;
-        a->at = 0;
-        a->row++;
-    }
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ scores */
@@ -167,23 +154,32 @@ VFN void few_step(int rows, int keys, int parts, int dtype, const float *q, int 
     }
 }
 
-/* s[row][key] for keys [0, end), rounded up to the keys of a step: k[] has KEYS readable rows. */
-VFN void few_scores(int rows, int dtype, const float *q, int dim, const char *const *k, int end, ahead *next, float *s)
+/* Rows to read, at places [0, KEYS), and rows to ask for meanwhile. */
+typedef struct few_rows {
+    const char *const *now, *const *next;       /* next: NULL, or where they lie, less `shift` bytes */
+    int64_t shift;
+    int bytes;                          /* of a row of `next` */
+    int first, end;                     /* places that some row sees */
+} few_rows;
+
+/* s[row][place] for places [0, end), rounded up to the keys of a step. */
+VFN void few_scores(int rows, int dtype, const float *q, int dim, const few_rows *k, float *s)
 {
-    const int step = ACCS / rows, lines = (next->lines * step + end - 1) / end;
-    for (int key = 0; key < end; key += step) {
+    const int step = ACCS / rows;
+    for (int key = 0; key < k->end; key += step) {
         v_f32 acc[ACCS];
         float sums[ACCS];
         int d = 0;
         V_UNROLL
         for (int i = 0; i < ACCS; i++) acc[i] = v_set(0.0f);
-        for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k + key, d, acc);
-        for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k + key, d, acc);
+        for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k->now + key, d, acc);
+        for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k->now + key, d, acc);
         V_UNROLL
         for (int i = 0; i < ACCS; i += V_LANES) v_store(sums + i, sum_lanes(acc + i));
         V_UNROLL
         for (int r = 0; r < rows; r++) memcpy(s + r * KEYS + key, sums + r * step, (size_t)step * sizeof *s);
-        ask(next, lines);
+        if (k->next)
+            for (int j = 0; j < step; j++) ask(k->next[key + j] + k->shift, k->bytes);
     }
 }
 
@@ -191,35 +187,33 @@ VFN void few_scores(int rows, int dtype, const float *q, int dim, const char *co
 
 typedef struct few_sums {
     const float *p;                     /* [row][KEYS] */
-    const char *const *v;               /* [KEYS] */
-    int first, end, dim;
-    ahead *next;
+    few_rows v;
+    int dim;
     const float *alpha;
     float *o;                           /* [row][dim] */
 } few_sums;
 
-enum { MAX_VECS = 8, ASK_KEYS = 8 };
+enum { MAX_VECS = 8 };
 
-/* `vecs` vectors of d from `d` on, in parts of `parts`. */
-VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, int d, int lines)
+/* `vecs` vectors of d from `d` on, in parts of `parts`. A strip asks for its share of the rows that are wanted next, each whole at once. */
+VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, int d)
 {
     v_f32 acc[FEW * MAX_VECS];
+    const int share = x->v.next ? vecs * V_LANES : 0;
+    int due = d * KEYS % x->dim, ahead = d * KEYS / x->dim;
     V_UNROLL
     for (int i = 0; i < rows * vecs; i++) acc[i] = v_set(0.0f);
-    for (int key = x->first; key < x->end; ) {
-        const int stop = key + ASK_KEYS < x->end ? key + ASK_KEYS : x->end;
-        ask(x->next, lines);
-        for (; key < stop; key++) {
-            v_f32 y[MAX_VECS];
+    for (int key = x->v.first; key < x->v.end; key++) {
+        v_f32 y[MAX_VECS];
+        V_UNROLL
+        for (int i = 0; i < vecs; i += parts) load_parts(dtype, parts, x->v.now[key], d + i * V_LANES, y + i);
+        V_UNROLL
+        for (int r = 0; r < rows; r++) {
+            const v_f32 p = v_set(x->p[r * KEYS + key]);
             V_UNROLL
-            for (int i = 0; i < vecs; i += parts) load_parts(dtype, parts, x->v[key], d + i * V_LANES, y + i);
-            V_UNROLL
-            for (int r = 0; r < rows; r++) {
-                const v_f32 p = v_set(x->p[r * KEYS + key]);
-                V_UNROLL
-                for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(p, y[i], acc[r * vecs + i]);
-            }
+            for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(p, y[i], acc[r * vecs + i]);
         }
+        for (due += share; due >= x->dim && ahead < KEYS; due -= x->dim) ask(x->v.next[ahead++] + x->v.shift, x->v.bytes);
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -236,21 +230,19 @@ VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, 
 VFN void few_values(int rows, int dtype, const few_sums *x)
 {
     const int vecs = ACCS / rows > MAX_VECS ? MAX_VECS : ACCS / rows, parts = splits(dtype) && vecs > 1 ? 2 : 1;
-    const int turns = (x->dim + vecs * V_LANES - 1) / (vecs * V_LANES) * ((x->end - x->first + ASK_KEYS - 1) / ASK_KEYS);
-    const int lines = (x->next->lines + turns - 1) / turns;
     int d = 0;
-    for (; d + vecs * V_LANES <= x->dim; d += vecs * V_LANES) few_strip(rows, dtype, vecs, parts, x, d, lines);
-    for (; d < x->dim; d += V_LANES) few_strip(rows, dtype, 1, 1, x, d, lines);
+    for (; d + vecs * V_LANES <= x->dim; d += vecs * V_LANES) few_strip(rows, dtype, vecs, parts, x, d);
+    for (; d < x->dim; d += V_LANES) few_strip(rows, dtype, 1, 1, x, d);
 }
 
 /* -------------------------------------------------------------------------------------------- by rows and element type */
 
-typedef void scores_fn(const float *q, int dim, const char *const *k, int end, ahead *next, float *s);
+typedef void scores_fn(const float *q, int dim, const few_rows *k, float *s);
 typedef void values_fn(const few_sums *x);
 
 #define FEW_KERNELS(rows, type)                                                                                                        \
-    static void scores_##rows##_##type(const float *q, int dim, const char *const *k, int end, ahead *next, float *s)                  \
-    { few_scores(rows, FV__DTYPE_##type, q, dim, k, end, next, s); }                                                                   \
+    static void scores_##rows##_##type(const float *q, int dim, const few_rows *k, float *s)                                           \
+    { few_scores(rows, FV__DTYPE_##type, q, dim, k, s); }                                                                              \
     static void values_##rows##_##type(const few_sums *x) { few_values(rows, FV__DTYPE_##type, x); }
 #define FEW_TYPES(rows) FEW_KERNELS(rows, f32) FEW_KERNELS(rows, f16) FEW_KERNELS(rows, bf16)
 FEW_TYPES(1)
@@ -278,42 +270,40 @@ VFN v_mask mask_bits(uint64_t bits, int key)
 #endif
 }
 
-static float top_lane(v_f32 x)
-{
-    float lanes[V_LANES], top = -infinity;
-    v_store(lanes, x);
-    for (int i = 0; i < V_LANES; i++) top = lanes[i] > top ? lanes[i] : top;
-    return top;
-}
-
-static float sum_lane(v_f32 x)
-{
-    float lanes[V_LANES];
-    v_store(lanes, x);
-    for (int half = V_LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-    return lanes[0];
-}
-
-/* One row's scores to weights. seen: the keys that it sees. */
-static void few_softmax(work *w, int i, uint64_t seen, float *s)
+/* Scores of V_LANES rows and fewer to weights, and their states: what is one number a row is one lane of a vector. seen[row]: the places it sees. */
+static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
 {
     const v_f32 scale = v_set(w->has_score ? 1.0f : w->score_scale);
-    v_f32 top = v_set(w->m[i]), sum = v_set(0.0f);
-    for (int key = 0; key < KEYS; key += V_LANES) {
-        const v_f32 x = v_select(mask_bits(seen, key), v_load(s + key) * scale, v_set(-infinity));
-        v_store(s + key, x);
-        top = v_max(x, top);
+    v_f32 lanes[V_LANES];
+    float base[V_LANES];
+    V_UNROLL
+    for (int r = 0; r < V_LANES; r++) lanes[r] = v_set(-infinity);
+    for (int r = 0; r < rows; r++) {
+        float *s = w->s + (int64_t)(at + r) * KEYS;
+        for (int key = 0; key < KEYS; key += V_LANES) {
+            v_f32 x = v_load(s + key) * scale;
+            if (seen[at + r] != ~(uint64_t)0) x = v_select(mask_bits(seen[at + r], key), x, v_set(-infinity));
+            v_store(s + key, x);
+            lanes[r] = v_max(x, lanes[r]);
+        }
     }
-    const float m = top_lane(top), base = m == -infinity ? 0.0f : m;
-    for (int key = 0; key < KEYS; key += V_LANES) {
-        const v_f32 p = v_exp2_neg(v_load(s + key) - v_set(base));
-        v_store(s + key, p);
-        sum = sum + p;
+    const v_f32 old = v_load(w->m + at), top = v_max(max_lanes(lanes), old);
+    const v_f32 zero = v_select(v_eq(top, v_set(-infinity)), v_set(0.0f), top);             /* nothing seen yet: -inf - 0 stays -inf */
+    const v_f32 alpha = v_exp2_neg(old - zero);
+    v_store(base, zero);
+    V_UNROLL
+    for (int r = 0; r < V_LANES; r++) lanes[r] = v_set(0.0f);
+    for (int r = 0; r < rows; r++) {
+        float *s = w->s + (int64_t)(at + r) * KEYS;
+        for (int key = 0; key < KEYS; key += V_LANES) {
+            const v_f32 p = v_exp2_neg(v_load(s + key) - v_set(base[r]));
+            v_store(s + key, p);
+            lanes[r] = lanes[r] + p;
+        }
     }
-    w->alpha[i] = v_lane(v_exp2_neg(v_set(w->m[i] - base)), 0);
-    w->m[i] = m;
-    w->l[i] = w->l[i] * w->alpha[i] + sum_lane(sum);
+    v_store(w->m + at, top);
+    v_store(w->l + at, v_fma(v_load(w->l + at), alpha, sum_lanes(lanes)));
+    v_store(w->alpha + at, alpha);
 }
 
 /* Weights instead of a softmax: they add up as they are. */
@@ -324,35 +314,75 @@ static void few_weights(work *w, int i, uint64_t seen, float *s)
     w->alpha[i] = 1;
 }
 
+/* ------------------------------------------------------------------------------------------------------------- places
+ * A block of which some row sees every key is read in STREAMS streams at once, from as many places of memory: place p holds key
+ * p % STREAMS * (KEYS / STREAMS) + p / STREAMS. Memory answers several streams faster than one. Other blocks are read as they are. */
+
+enum { STREAMS = 4 };
+
+VFN bool is_mixed(const block *b) { return b->seen == ~(uint64_t)0; }
+VFN int key_at(int place, bool mixed) { return mixed ? place % STREAMS * (KEYS / STREAMS) + place / STREAMS : place; }
+
+static uint64_t mix_bits(uint64_t bits, bool mixed)
+{
+    uint64_t out = 0;
+    if (!mixed || bits == ~(uint64_t)0) return bits;
+    for (int place = 0; place < KEYS; place++) out |= (bits >> key_at(place, true) & 1) << place;
+    return out;
+}
+
 /* Factors by token: of K on the scores, of V on the weights. */
 static void few_token_scales(const fv__scale *scale, const block *b, const int64_t *at, float *s)
 {
-    for (int i = 0; i < b->n; i++)
-        if (b->seen >> i & 1) s[i] *= scale->data[at[i]];
+    const bool mixed = is_mixed(b);
+    for (int place = 0; place < b->n; place++) {
+        const int key = key_at(place, mixed);
+        if (b->seen >> key & 1) s[place] *= scale->data[at[key]];
+    }
 }
 
-static void few_row(work *w, block *b, int i)
+/* Hooks see the keys in their order. */
+static void few_hooks(work *w, block *b, int i, float *s)
 {
-    float *s = w->s + i * KEYS;
-    const bool hooks = w->has_score || w->has_weight;
-    if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) few_token_scales(&w->run->k_scale, b, b->k_scale_at, s);
-    if (hooks) {
-        scale_line(s, KEYS, w->score_scale);
-        hook_scores(w, b, &w->rows[i / w->unit_heads], i % w->unit_heads, s);
+    const bool mixed = is_mixed(b);
+    float line[KEYS];
+    for (int place = 0; place < KEYS; place++) line[key_at(place, mixed)] = s[place] * w->score_scale;
+    hook_scores(w, b, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
+    for (int place = 0; place < KEYS; place++) s[place] = line[key_at(place, mixed)];
+}
+
+/* Scores to weights, for all rows of the unit. */
+static void few_weigh(work *w, block *b)
+{
+    uint64_t seen[FEW + V_LANES];
+    const bool mixed = is_mixed(b);
+    for (int i = 0; i < w->packed; i++) {
+        float *s = w->s + i * KEYS;
+        if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) few_token_scales(&w->run->k_scale, b, b->k_scale_at, s);
+        if (w->has_score || w->has_weight) few_hooks(w, b, i, s);
+        seen[i] = mix_bits(b->whole ? b->seen : b->mask[i], mixed);
+        if (w->has_weight) few_weights(w, i, seen[i], s);
     }
-    const uint64_t seen = b->whole ? b->seen : b->mask[i];
-    if (w->has_weight) few_weights(w, i, seen, s);
-    else few_softmax(w, i, seen, s);
-    if (w->run->v_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_value) few_token_scales(&w->run->v_scale, b, b->v_scale_at, s);
+    for (int i = 0; i < w->packed && !w->has_weight; i += V_LANES) few_softmax(w, i, fv__min32(V_LANES, w->packed - i), seen);
+    for (int i = 0; i < w->packed && w->run->v_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_value; i++)
+        few_token_scales(&w->run->v_scale, b, b->v_scale_at, w->s + i * KEYS);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ a block */
 
-/* Where the rows of a block lie: in the cache, or zeros for what nobody sees. Unpacked rows are pointed at when they have been unpacked. */
+/* Where the rows of a block lie, by place, for the first unit: in the cache, or zeros for what nobody sees. */
 static void point_rows(const work *w, block *b)
 {
     const fv__run *r = w->run;
     const int k_bits = bits_as(w->p->k), v_bits = bits_as(w->p->v);
+    if (is_mixed(b)) {
+        for (int place = 0; place < KEYS; place++) {
+            const int key = key_at(place, true);
+            b->k_row[place] = r->k.data + b->k_at[key] * k_bits / 8;
+            b->v_row[place] = r->v.data + b->v_at[key] * v_bits / 8;
+        }
+        return;
+    }
     for (int i = 0; i < KEYS; i++) {
         const bool seen = i < b->n && b->seen >> i & 1;
         b->k_row[i] = seen ? r->k.data + b->k_at[i] * k_bits / 8 : (const char *)w->zeros;
@@ -360,45 +390,59 @@ static void point_rows(const work *w, block *b)
     }
 }
 
-static void point_unpacked(const char **rows, const float *base, int step)
+/* The same rows of another head, `shift` bytes away. */
+static void move_rows(const work *w, bool mixed, const char *const *from, int64_t by, const char **to)
 {
-    for (int i = 0; i < KEYS; i++) rows[i] = (const char *)(base + (int64_t)i * step);
+    if (mixed)
+        for (int i = 0; i < KEYS; i++) to[i] = from[i] + by;
+    else
+        for (int i = 0; i < KEYS; i++) to[i] = from[i] == (const char *)w->zeros ? from[i] : from[i] + by;
 }
 
-/* What to ask for of the next block while unit `at` of `units` is at work. Where the heads of a token lie side by side, a share of the tokens with all
- * heads; else all tokens of this unit's head. */
-static ahead ahead_rows(const work *w, const fv__view *v, int bits, const char *const *rows, int at, int units)
+static void point_unpacked(const char **rows, const float *base, int step, bool mixed)
 {
-    const int64_t step = v->stride[w->plan->page_size ? 2 : 1];
-    const int64_t heads = (w->units[units - 1].kv_head - w->units[0].kv_head) * step;
-    if (step == v->width) return ahead_of(rows, KEYS * at / units, KEYS * (at + 1) / units, (int)((heads + v->width) * bits / 8));
-    return ahead_of(rows, 0, KEYS, (int)(v->width * bits / 8));
+    for (int place = 0; place < KEYS; place++) rows[place] = (const char *)(base + (int64_t)key_at(place, mixed) * step);
 }
 
-/* next: the block that follows, found already for the first unit, or NULL. */
+/* Where the keys lie that are wanted after this unit's values: those of the next unit, or of the first one in the next block (NULL: none). */
+static void next_keys(const work *w, const block *b, const block *next, int at, int units, few_rows *v)
+{
+    const int axis = w->plan->page_size ? 2 : 1, bits = bits_as(w->p->k);
+    const bool more = at + 1 < units;
+    v->next = more ? b->k_row : next ? next->k_row : NULL;
+    v->shift = more ? (w->units[at + 1].kv_head - w->units[0].kv_head) * w->run->k.stride[axis] * bits / 8 : 0;
+    v->bytes = w->run->k.width * bits / 8;
+}
+
+/* Unit `at` of `units`; next: the block that follows, found already, or NULL. */
 static void attend_few(work *w, block *b, const block *next, int at, int units)
 {
     const fv__run *r = w->run;
-    const int rows = rows_index(w->packed), first = lowest(b->seen), end = above_highest(b->seen);
-    const char *k_rows[KEYS], *v_rows[KEYS];
-    ahead none = { 0 }, k_ahead = none, v_ahead = none;
-    if (next) k_ahead = ahead_rows(w, &r->k, bits_as(w->p->k), next->k_row, at, units);
-    if (next && !w->p->v_in_k) v_ahead = ahead_rows(w, &r->v, bits_as(w->p->v), next->v_row, at, units);
-    if (!w->k_direct) {
+    const bool mixed = is_mixed(b);
+    const int rows = rows_index(w->packed), axis = w->plan->page_size ? 2 : 1, heads = w->units[at].kv_head - w->units[0].kv_head;
+    const int first = mixed ? 0 : lowest(b->seen), end = mixed ? KEYS : above_highest(b->seen);
+    const int64_t k_shift = heads * r->k.stride[axis] * bits_as(w->p->k) / 8, v_shift = heads * r->v.stride[axis] * bits_as(w->p->v) / 8;
+    const char *k_now[KEYS], *v_now[KEYS];
+    few_rows k = { k_now, w->p->v_in_k ? NULL : b->v_row, v_shift, r->v.width * bits_as(w->p->v) / 8, first, end };
+    few_rows v = { .now = v_now, .first = first, .end = end };
+
+    if (w->k_direct) move_rows(w, mixed, b->k_row, k_shift, k_now);
+    else {
         fetch_keys(w, b, 0, KEYS);
-        point_unpacked(k_rows, w->k, w->dk_pad);
+        point_unpacked(k_now, w->k, w->dk_pad, mixed);
     }
-    const int k_type = w->k_direct ? type_index(w->p->k) : 0;
-    scores_table[rows][k_type](w->q, w->dk_pad, w->k_direct ? b->k_row : k_rows, end, &k_ahead, w->s);
-    for (int i = 0; i < w->packed; i++) few_row(w, b, i);
+    scores_table[rows][w->k_direct ? type_index(w->p->k) : 0](w->q, w->dk_pad, &k, w->s);
+    few_weigh(w, b);
+
     const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
-    if (!w->v_direct) {
-        if (!from_k) fetch_values(w, b, first, end);
-        point_unpacked(v_rows, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad);
+    if (w->v_direct) move_rows(w, mixed, b->v_row, v_shift, v_now);
+    else {
+        if (!from_k) fetch_values(w, b, lowest(b->seen), above_highest(b->seen));
+        point_unpacked(v_now, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad, mixed);
     }
-    const int v_type = w->v_direct ? type_index(w->p->v) : 0;
-    const few_sums x = { w->s, w->v_direct ? b->v_row : v_rows, first, end, w->dv_pad, &v_ahead, w->alpha, w->o };
-    values_table[rows][v_type](&x);
+    next_keys(w, b, next, at, units, &v);
+    const few_sums x = { w->s, v, w->dv_pad, w->alpha, w->o };
+    values_table[rows][w->v_direct ? type_index(w->p->v) : 0](&x);
 }
 
 /* Q, rows as they are; the rows up to the kernel's are zero. */

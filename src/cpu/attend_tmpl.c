@@ -115,8 +115,7 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
         block *next = next_block(w, b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0], &key, end);
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
-            shift_block(w, b, u ? w->units[u].kv_head - w->units[u - 1].kv_head : 0);
-            point_rows(w, b);
+            if (u) shift_block(w, b, w->units[u].kv_head - w->units[u - 1].kv_head);
             attend_few(w, b, next, u, units);
         }
         enter_unit(w, 0);
@@ -134,7 +133,7 @@ static int together(const work *w, const fv__piece *p, int count)
 {
     const int most = fv__min32(UNITS, w->max_packed >> rows_index(w->packed));
     int n = 1;
-    if (w->refine_any) return 1;        /* masks by head */
+    if (w->refine_any && w->by_head) return 1;          /* the units do not share their masks */
     while (n < count && n < most && p[n].segment == p->segment && p[n].row_first == p->row_first && p[n].num_rows == p->num_rows
            && p[n].key_first == p->key_first && p[n].num_keys == p->num_keys)
         n++;

@@ -122,7 +122,7 @@ typedef struct block {
     int64_t k_at[KEYS], k_tail_at[KEYS], v_at[KEYS];            /* first element of each seen key */
     int64_t k_scale_at[KEYS], v_scale_at[KEYS];                 /* of the token_head scale */
     int64_t k_group_at[KEYS], v_group_at[KEYS];                 /* fp4: of the first group's scale */
-    const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where each key lies; a row of zeros where it is not seen */
+    const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where the keys lie, by place; zeros where none is seen */
     uint64_t *mask;                     /* [packed rows] bit i: sees key i */
 } block;
 
@@ -143,6 +143,7 @@ typedef struct work {
     int unit_heads;
     const fv__cpu_hooks *hooks[FV__MAX_VARIANTS];
     bool has_score, has_weight, has_key, has_value, has_output, has_sink;
+    bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
@@ -187,18 +188,18 @@ static void *carve(char *base, size_t *used, int64_t bytes)
 static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kernel_shape *shape)
 {
     size_t used = 0;
-    const int64_t rows = pad_lanes(shape->max_packed), dk = pad_lanes(p->dim_qk), dv = pad_lanes(p->dim_v);
+    const int64_t rows = pad_lanes(shape->max_packed), numbers = fv__max64(rows, UNITS * (FEW + V_LANES)), dk = pad_lanes(p->dim_qk), dv = pad_lanes(p->dim_v);
     const int64_t f = (int64_t)sizeof(float);
     carve(base, &used, (int64_t)sizeof(work));
     w->rows = carve(base, &used, rows * (int64_t)sizeof(row));
     w->q = carve(base, &used, (rows + CHUNK) * dk * f);
     w->o = carve(base, &used, (rows * dv + SLACK) * f);
     w->o_all = carve(base, &used, (rows * dv + SLACK) * f);
-    w->m = carve(base, &used, rows * f);
-    w->l = carve(base, &used, rows * f);
-    w->m_all = carve(base, &used, rows * f);
-    w->l_all = carve(base, &used, rows * f);
-    w->alpha = carve(base, &used, rows * f);
+    w->m = carve(base, &used, numbers * f);
+    w->l = carve(base, &used, numbers * f);
+    w->m_all = carve(base, &used, numbers * f);
+    w->l_all = carve(base, &used, numbers * f);
+    w->alpha = carve(base, &used, numbers * f);
     w->mask_lo = carve(base, &used, rows * f);
     w->mask_hi = carve(base, &used, rows * f);
     for (int i = 0; i < 2; i++) w->blocks[i].mask = carve(base, &used, rows * (int64_t)sizeof(uint64_t));
@@ -214,6 +215,7 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
 
 static bool has_bits(int dtype, int want16) { return want16 ? bits_as(dtype) >= 16 : true; }
 
+/* A visible hook whose text never says "head" (as at.head must) cannot depend on it: then one head is asked for all. */
 static void find_hooks(work *w)
 {
     for (int i = 0; i < w->p->num_uses; i++) {
@@ -224,6 +226,7 @@ static void find_hooks(work *w)
         w->has_value |= h->value != NULL;
         w->has_output |= h->output != NULL;
         w->has_sink |= h->sink != NULL;
+        w->by_head |= h->visible != NULL && strstr(w->p->uses[i].variant->text, "head") != NULL;
     }
 }
 
@@ -346,7 +349,7 @@ static void load_query(const work *w, const row *r, int head, float *out)
 
 static void begin_states(const work *w, int rows, float *m, float *l, float *o)
 {
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < pad_lanes(rows); i++) {
         m[i] = -infinity;
         l[i] = 0;
     }
@@ -397,9 +400,9 @@ static void place_unit(work *w, int i, int rows, const fv__piece *piece)
     u->q_head = piece->unit * w->unit_heads;
     u->q = w->q + (int64_t)i * rows * w->dk_pad;
     u->o = w->o + (int64_t)i * rows * w->dv_pad;
-    u->m = w->m + i * rows;
-    u->l = w->l + i * rows;
-    u->alpha = w->alpha + i * rows;
+    u->m = w->m + i * pad_lanes(rows);
+    u->l = w->l + i * pad_lanes(rows);
+    u->alpha = w->alpha + i * pad_lanes(rows);
 }
 
 static void enter_unit(work *w, int i)

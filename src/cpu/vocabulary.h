@@ -218,7 +218,7 @@ VFN v_i32 v_imin(v_i32 a, v_i32 b) { return v_iselect(v_ilt(a, b), a, b); }
 VFN v_i32 v_imax(v_i32 a, v_i32 b) { return v_iselect(v_ilt(a, b), b, a); }
 VFN bool v_any(v_mask m) { return v_movemask(m) != 0; }
 
-/* v_fma fuses where the machine can. v_max and v_min answer b when a or b is NaN, except on NEON: the number. */
+/* v_fma fuses where the machine can. v_max and v_min answer b when a or b is NaN, except on NEON: the NaN. */
 #ifdef V_FMA
 VFN v_f32 v_fma(v_f32 a, v_f32 b, v_f32 c) { return V_FMA(a, b, c); }
 #else
@@ -426,9 +426,33 @@ VFN v_i32 v_readi(fv_ints x, v_i32 index)
 
 VFN uint32_t v_bit_at(fv_bits m, int64_t bit) { return (uint32_t)m.bits[bit >> 3] >> (bit & 7) & 1; }
 
+/* Lane i: bit i of the word. */
+VFN v_mask v_expand(uint32_t word)
+{
+#if V_LANES == 1
+    return -(v_i32)(word & 1);
+#else
+    return V_TRUTH((v_seti((int32_t)word) & (v_seti(1) << v_iota())) != 0);
+#endif
+}
+
+/* The bits of V_LANES keys that follow one another, all of the request: only bytes that hold one of them are read. */
+VFN v_mask v_bit_run(fv_bits m, int64_t first)
+{
+    const uint8_t *p = m.bits + (first >> 3);
+    const int bytes = (int)((first & 7) + V_LANES + 7) / 8;
+    uint32_t word = 0;
+    V_UNROLL
+    for (int i = 0; i < (V_LANES + 14) / 8; i++) word |= i < bytes ? (uint32_t)p[i] << 8 * i : 0;
+    return v_expand(word >> (first & 7));
+}
+
 VFN v_mask v_bit(fv_bits m, struct v_at at)
 {
     int32_t out[V_LANES];
+    const int64_t n = v_lanei(at.num_keys, 0), k = v_lanei(at.key, 0);
+    if (at.consecutive && k >= 0 && k + V_LANES <= n)
+        return v_bit_run(m, m.offsets[v_lanei(at.request, 0)] + v_lanei(at.row, 0) * n + k);
     for (int i = 0; i < V_LANES; i++) {
         const int64_t keys = v_lanei(at.num_keys, i), key = v_lanei(at.key, i);
         const int64_t first = m.offsets[v_lanei(at.request, i)] + v_lanei(at.row, i) * keys;

@@ -28,13 +28,13 @@ static inline __attribute__((always_inline)) v_neon v_neon_fma(v_neon a, v_neon 
 static inline __attribute__((always_inline)) v_neon v_neon_max(v_neon a, v_neon b)
 {
     v_neon r;
-    __asm__("fmaxnm %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
+    __asm__("fmax %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
     return r;
 }
 static inline __attribute__((always_inline)) v_neon v_neon_min(v_neon a, v_neon b)
 {
     v_neon r;
-    __asm__("fminnm %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
+    __asm__("fmin %0.4s, %1.4s, %2.4s" : "=w"(r) : "w"(a), "w"(b));
     return r;
 }
 static inline __attribute__((always_inline)) v_neon v_neon_sqrt(v_neon a)
