@@ -327,21 +327,42 @@ static void fetch_value(work *w, block *b, int i, float *out)
         if (w->hooks[u]->value) w->hooks[u]->value(out, w->dv, r->args[u], &at);
 }
 
-/* Rows of zeros stand for keys that nobody sees: their weight is 0, and 0 times what lies there might be NaN. */
+/* Is a row of K (V) its elements and nothing else, in one place? */
+static bool is_plain(const work *w, bool keys)
+{
+    const fv__run *r = w->run;
+    if (keys) return !w->p->qk_tail && !w->has_key && !r->k_block_scale.data;
+    return !w->p->v_in_k && !w->has_value && !r->v_block_scale.data;
+}
+
+/* Keys [first, end) of the block as rows of dk_pad floats. Rows of zeros stand for keys that nobody sees: their weight is 0, and 0 times what lies
+ * there might be NaN. */
 static void fetch_keys(work *w, block *b, int first, int end)
 {
+    const uint64_t which = b->seen & bit_range(0, b->n);
+    if (is_plain(w, true)) {
+        const unpacking x = { w->run->k.data, b->k_at, which, first, end, w->dk, w->k, w->dk_pad };
+        unpack_rows(w->p->k, &x);
+        return;
+    }
     for (int i = first; i < end; i++) {
         float *out = w->k + (int64_t)i * w->dk_pad;
-        if (i < b->n && b->seen >> i & 1) fetch_key(w, b, i, out);
+        if (which >> i & 1) fetch_key(w, b, i, out);
         else memset(out, 0, (size_t)w->dk_pad * sizeof *out);
     }
 }
 
 static void fetch_values(work *w, block *b, int first, int end)
 {
+    const uint64_t which = b->seen & bit_range(0, b->n);
+    if (is_plain(w, false)) {
+        const unpacking x = { w->run->v.data, b->v_at, which, first, end, w->dv, w->v, w->dv_pad };
+        unpack_rows(w->p->v, &x);
+        return;
+    }
     for (int i = first; i < end; i++) {
         float *out = w->v + (int64_t)i * w->dv_pad;
-        if (i < b->n && b->seen >> i & 1) fetch_value(w, b, i, out);
+        if (which >> i & 1) fetch_value(w, b, i, out);
         else memset(out, 0, (size_t)w->dv_pad * sizeof *out);
     }
 }

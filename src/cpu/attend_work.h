@@ -80,6 +80,38 @@ static void unpack(int dtype, const void *base, int64_t i, int n, float *out)
     }
 }
 
+/* Many rows of n elements, row k from element at[k] where bit k of `which` says so, else zeros. */
+typedef struct unpacking {
+    const void *base;
+    const int64_t *at;
+    uint64_t which;
+    int first, end, n;
+    float *out;                         /* of row 0 */
+    int step;                           /* floats from row to row */
+} unpacking;
+
+VFN void unpack_rows_as(int dtype, const unpacking *x)
+{
+    for (int i = x->first; i < x->end; i++) {
+        float *out = x->out + (int64_t)i * x->step;
+        if (x->which >> i & 1) unpack_as(dtype, x->base, x->at[i], x->n, out);
+        else memset(out, 0, (size_t)x->step * sizeof *out);
+    }
+}
+
+#define FV_DTYPE(name) static void unpack_rows_##name(const unpacking *x) { unpack_rows_as(FV__DTYPE_##name, x); }
+#include "dtypes.inc"
+#undef FV_DTYPE
+
+static void unpack_rows(int dtype, const unpacking *x)
+{
+    switch (dtype) {
+#define FV_DTYPE(name) case FV__DTYPE_##name: unpack_rows_##name(x); break;
+#include "dtypes.inc"
+#undef FV_DTYPE
+    }
+}
+
 VFN void pack_as(int dtype, void *base, int64_t i, int n, const float *x)
 {
     int d = 0;

@@ -120,10 +120,12 @@ VFN v_f32 v_of_bits(v_u32 x) { return (v_f32)x; }
 
 #ifndef V_WIDEN16
 #define V_WIDEN8(x) __builtin_convertvector(x, v_u32)
+#define V_WIDEN8_16(x) __builtin_convertvector(x, v_u16)
 #define V_WIDEN16(x) __builtin_convertvector(x, v_u32)
 #endif
 VFN v_u32 v_load_u8(const void *p) { return V_WIDEN8(*(const v_u8_any *)p); }
 VFN v_u32 v_load_u16(const void *p) { return V_WIDEN16(*(const v_u16_any *)p); }
+VFN v_u16 v_load_u8_u16(const void *p) { return V_WIDEN8_16(*(const v_u8_any *)p); }
 #if V_LANES == 8 && !defined __clang__
 VFN void v_store_u8(void *p, v_u32 x)   /* as a shuffle: gcc's conversion takes the lanes out one by one */
 {

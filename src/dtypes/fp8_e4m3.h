@@ -20,6 +20,15 @@ static uint32_t fp8_e4m3_encode(double x)
 #endif
 
 #ifdef FV_DTYPE_CPU
+#ifdef V_FROM_F16
+/* The bits at their places in a binary16, whose exponents are 8 larger. The NaN's get the exponent of a NaN. */
+VFN v_f32 v_load_fp8_e4m3(const void *base, int64_t i)
+{
+    const v_i16h code = (v_i16h)(v_load_u8_u16((const char *)base + i) << 8) >> 1;
+    const v_i16h nan = (v_i16h)((code & 0x3F80) == 0x3F80) & 0x4000;
+    return V_FROM_F16((code & (short)0xBFFF) | nan) * 256.0f;
+}
+#else
 /* Subnormals borrow an exponent and give it back. */
 VFN v_f32 v_load_fp8_e4m3(const void *base, int64_t i)
 {
@@ -29,6 +38,7 @@ VFN v_f32 v_load_fp8_e4m3(const void *base, int64_t i)
     r = v_uselect(V_TRUTH(u == 0x7F00000), (v_u32)v_seti(0x7FC00000), r);
     return v_of_bits(r | (code & 0x80) << 24);
 }
+#endif
 
 VFN void v_store_fp8_e4m3(void *base, int64_t i, v_f32 x)
 {

@@ -21,6 +21,12 @@ static uint32_t fp8_e5m2_encode(double x)
 #endif
 
 #ifdef FV_DTYPE_CPU
+#ifdef V_FROM_F16
+VFN v_f32 v_load_fp8_e5m2(const void *base, int64_t i)                  /* the upper byte of a binary16 */
+{
+    return V_FROM_F16(v_load_u8_u16((const char *)base + i) << 8);
+}
+#else
 VFN v_f32 v_load_fp8_e5m2(const void *base, int64_t i)
 {
     const v_u32 code = v_load_u8((const char *)base + i), u = (code & 0x7F) << 21;
@@ -29,6 +35,7 @@ VFN v_f32 v_load_fp8_e5m2(const void *base, int64_t i)
     r = v_uselect(V_TRUTH(u >= (31u << 23)), u + (224u << 23), r);
     return v_of_bits(r | (code & 0x80) << 24);
 }
+#endif
 
 VFN void v_store_fp8_e5m2(void *base, int64_t i, v_f32 x)
 {
