@@ -226,6 +226,7 @@ static uint64_t find_ragged(const work *w, block *b, int64_t first)
 /* Keys [first, first + n) of the segment. False: no row sees any of them, and the block is a no-op. */
 static bool find_block(const work *w, block *b, int64_t first, int n)
 {
+    b->first = first;
     b->n = n;
     place_keys(w, b, first);
     mask_rows(w, b);
@@ -364,5 +365,36 @@ static void fetch_values(work *w, block *b, int first, int end)
         float *out = w->v + (int64_t)i * w->dv_pad;
         if (which >> i & 1) fetch_value(w, b, i, out);
         else memset(out, 0, (size_t)w->dv_pad * sizeof *out);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- asking ahead
+ * Rows whose memory will be wanted soon, to be asked for a few at a time between multiplications: memory answers while the machine multiplies. */
+typedef struct asking {
+    const char *rows[KEYS];
+    int at, end, bytes;
+} asking;
+
+/* Asks for the lines of `bytes` at p. It may be anywhere: this never faults. */
+VFN void ask(const char *p, int bytes)
+{
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
+VFN void ask_rows(asking *a, int n)
+{
+    for (; n > 0 && a->at < a->end; n--) ask(a->rows[a->at++], a->bytes);
+}
+
+/* The seen rows of K (V) in a block; none of a NULL block. */
+static void plan_asking(const work *w, const block *b, bool keys, asking *out)
+{
+    const fv__view *v = keys ? &w->run->k : &w->run->v;
+    const int bits = bits_as(keys ? w->p->k : w->p->v);
+    out->at = out->end = 0;
+    out->bytes = (int)((int64_t)v->width * bits / 8);
+    for (int place = 0; b && place < KEYS; place++) {
+        const int key = place % STREAMS * (KEYS / STREAMS) + place / STREAMS;
+        if (b->seen >> key & 1) out->rows[out->end++] = v->data + (keys ? b->k_at : b->v_at)[key] * bits / 8;
     }
 }

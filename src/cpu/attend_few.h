@@ -117,12 +117,6 @@ static void split_query(float *q, int dim)
     }
 }
 
-/* Asks for the lines of `bytes` at p. It may be anywhere: this never faults. */
-VFN void ask(const char *p, int bytes)
-{
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
-}
-
 /* ------------------------------------------------------------------------------------------------------------ scores */
 
 enum { ACCS = V_FEW_ACCS };
@@ -317,8 +311,6 @@ static void few_weights(work *w, int i, uint64_t seen, float *s)
 /* ------------------------------------------------------------------------------------------------------------- places
  * A block of which some row sees every key is read in STREAMS streams at once, from as many places of memory: place p holds key
  * p % STREAMS * (KEYS / STREAMS) + p / STREAMS. Memory answers several streams faster than one. Other blocks are read as they are. */
-
-enum { STREAMS = 4 };
 
 VFN bool is_mixed(const block *b) { return b->seen == ~(uint64_t)0; }
 VFN int key_at(int place, bool mixed) { return mixed ? place % STREAMS * (KEYS / STREAMS) + place / STREAMS : place; }

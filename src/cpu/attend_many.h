@@ -14,6 +14,7 @@ enum { STEP = V_QK_VECS * V_QK_KEYS };  /* keys: ranges of keys are rounded to i
 typedef struct chunk {
     int first, vecs, rows;              /* packed rows [first, first + rows), rows = vecs * V_LANES */
     int key_first, key_end;             /* what some row of it sees lies in this range of the block */
+    asking *ahead;                      /* what to ask for meanwhile: values while scores are made, the next keys while values are added */
 } chunk;
 
 static int down(int key) { return key / STEP * STEP; }
@@ -21,22 +22,28 @@ static int up(int key) { return (key + STEP - 1) / STEP * STEP; }
 
 /* ------------------------------------------------------------------------------------------------------------ scores */
 
-/* vecs x keys accumulators over dk. vecs and keys are constants; vecs * keys <= STEP. */
-VFN void scores_tile(int vecs, int keys, const float *q, const float *k, int64_t k_step, int dk, float scale, float *s)
+enum { PAUSE = 32 };                    /* steps of d or keys between two asks */
+
+/* vecs x keys accumulators over dk. vecs and keys are constants; vecs * keys <= STEP. `share` rows are asked for now and then. */
+VFN void scores_tile(int vecs, int keys, const float *q, const float *k, int64_t k_step, int dk, float scale, float *s, asking *ahead, int share)
 {
     const int rows = vecs * V_LANES;
     v_f32 acc[STEP];
     V_UNROLL
     for (int i = 0; i < vecs * keys; i++) acc[i] = v_set(0.0f);
-    for (int d = 0; d < dk; d++) {
-        v_f32 x[V_QK_VECS];
-        V_UNROLL
-        for (int v = 0; v < vecs; v++) x[v] = v_load(q + (int64_t)d * rows + v * V_LANES);
-        V_UNROLL
-        for (int j = 0; j < keys; j++) {
-            const v_f32 y = v_set(k[j * k_step + d]);
+    for (int d = 0; d < dk; ) {
+        const int stop = d + PAUSE < dk ? d + PAUSE : dk;
+        ask_rows(ahead, share);
+        for (; d < stop; d++) {
+            v_f32 x[V_QK_VECS];
             V_UNROLL
-            for (int v = 0; v < vecs; v++) acc[j * vecs + v] = v_fma(x[v], y, acc[j * vecs + v]);
+            for (int v = 0; v < vecs; v++) x[v] = v_load(q + (int64_t)d * rows + v * V_LANES);
+            V_UNROLL
+            for (int j = 0; j < keys; j++) {
+                const v_f32 y = v_set(k[j * k_step + d]);
+                V_UNROLL
+                for (int v = 0; v < vecs; v++) acc[j * vecs + v] = v_fma(x[v], y, acc[j * vecs + v]);
+            }
         }
     }
     V_UNROLL
@@ -45,11 +52,17 @@ VFN void scores_tile(int vecs, int keys, const float *q, const float *k, int64_t
         for (int v = 0; v < vecs; v++) v_store(s + j * rows + v * V_LANES, acc[j * vecs + v] * scale);
 }
 
+/* So many rows with each of `times` asks. */
+static int share_of(const asking *a, int times) { return (a->end + times - 1) / times; }
+
 VFN void scores_of(work *w, int vecs, int keys, const chunk *c)
 {
     const float *q = w->q + (int64_t)c->first * w->dk;
-    for (int key = down(c->key_first); key < c->key_end; key += keys)
-        scores_tile(vecs, keys, q, w->k + (int64_t)key * w->dk_pad, w->dk_pad, w->dk, w->score_scale, w->s + (int64_t)key * vecs * V_LANES);
+    const int first = down(c->key_first), tiles = (c->key_end - first + keys - 1) / keys;
+    const int share = share_of(c->ahead, tiles * ((w->dk + PAUSE - 1) / PAUSE));
+    for (int key = first; key < c->key_end; key += keys)
+        scores_tile(vecs, keys, q, w->k + (int64_t)key * w->dk_pad, w->dk_pad, w->dk, w->score_scale, w->s + (int64_t)key * vecs * V_LANES,
+                    c->ahead, share);
 }
 
 static void scores(work *w, const chunk *c)
@@ -178,6 +191,8 @@ typedef struct product {                /* O[row][d] += over keys of P[key][row]
     const float *alpha;
     float *o;
     int key_first, key_end;
+    asking *ahead;
+    int share;
 } product;
 
 VFN void values_tile(int rows, int vecs, const product *x, int row_at, int d)
@@ -185,15 +200,19 @@ VFN void values_tile(int rows, int vecs, const product *x, int row_at, int d)
     v_f32 acc[V_PV_ROWS * V_PV_VECS];
     V_UNROLL
     for (int i = 0; i < rows * vecs; i++) acc[i] = v_set(0.0f);
-    for (int key = x->key_first; key < x->key_end; key++) {
-        v_f32 y[V_PV_VECS];
-        V_UNROLL
-        for (int v = 0; v < vecs; v++) y[v] = v_load(x->v + key * x->v_step + d + v * V_LANES);
-        V_UNROLL
-        for (int r = 0; r < rows; r++) {
-            const v_f32 p = v_set(x->p[key * x->p_step + row_at + r]);
+    for (int key = x->key_first; key < x->key_end; ) {
+        const int stop = key + PAUSE < x->key_end ? key + PAUSE : x->key_end;
+        ask_rows(x->ahead, x->share);
+        for (; key < stop; key++) {
+            v_f32 y[V_PV_VECS];
             V_UNROLL
-            for (int v = 0; v < vecs; v++) acc[r * vecs + v] = v_fma(p, y[v], acc[r * vecs + v]);
+            for (int v = 0; v < vecs; v++) y[v] = v_load(x->v + key * x->v_step + d + v * V_LANES);
+            V_UNROLL
+            for (int r = 0; r < rows; r++) {
+                const v_f32 p = v_set(x->p[key * x->p_step + row_at + r]);
+                V_UNROLL
+                for (int v = 0; v < vecs; v++) acc[r * vecs + v] = v_fma(p, y[v], acc[r * vecs + v]);
+            }
         }
     }
     V_UNROLL
@@ -217,11 +236,14 @@ VFN void values_strip(int vecs, const product *x, int rows, int d)
 static void values(work *w, const chunk *c)
 {
     const bool shared = w->v_from_k;
+    const int wide = V_PV_VECS * V_LANES;
+    const int tiles = (c->rows + V_PV_ROWS - 1) / V_PV_ROWS * (w->dv_pad / wide + w->dv_pad % wide / V_LANES);
     const product x = { .p = w->s, .p_step = c->rows, .v_step = shared ? w->dk_pad : w->dv_pad, .o_step = w->dv_pad, .v = shared ? w->k : w->v,
                         .alpha = w->alpha + c->first, .o = w->o + (int64_t)c->first * w->dv_pad, .key_first = c->key_first,
-                        .key_end = c->key_end };
+                        .key_end = c->key_end, .ahead = c->ahead,
+                        .share = share_of(c->ahead, tiles * ((c->key_end - c->key_first + PAUSE - 1) / PAUSE)) };
     int d = 0;
-    for (; d + V_PV_VECS * V_LANES <= w->dv_pad; d += V_PV_VECS * V_LANES) values_strip(V_PV_VECS, &x, c->rows, d);
+    for (; d + wide <= w->dv_pad; d += wide) values_strip(V_PV_VECS, &x, c->rows, d);
     for (; d < w->dv_pad; d += V_LANES) values_strip(1, &x, c->rows, d);
 }
 
@@ -243,12 +265,16 @@ static void split_masks(work *w, const block *b)
     }
 }
 
-static void attend_chunk(work *w, block *b, chunk *c)
+/* The first chunk of a block unpacks the values, having asked for them, and asks for the next block's keys (NULL: there is none). */
+static bool attend_chunk(work *w, block *b, chunk *c, bool is_first, const block *next)
 {
+    asking ahead;
     const uint64_t seen = chunk_seen(b, c);
-    if (!seen) return;
+    if (!seen) return false;
     c->key_first = lowest(seen);
     c->key_end = above_highest(seen);
+    c->ahead = &ahead;
+    plan_asking(w, is_first && !w->p->v_in_k ? b : NULL, false, &ahead);
     scores(w, c);
     if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) scale_tokens(w, b, c);
     if (w->has_score || w->has_weight) hook_chunk(w, b, c);
@@ -256,19 +282,21 @@ static void attend_chunk(work *w, block *b, chunk *c)
     if (w->has_weight) plain_weights(w, c);
     else softmax(w, c);
     if (w->run->v_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_value) scale_weights(w, b, c);
+    if (is_first && !w->v_from_k) fetch_values(w, b, lowest(b->seen), above_highest(b->seen));
+    plan_asking(w, is_first ? next : NULL, true, &ahead);
     values(w, c);
+    return true;
 }
 
-static void attend_many(work *w, block *b)
+static void attend_many(work *w, block *b, const block *next)
 {
-    const int first = lowest(b->seen), end = above_highest(b->seen);
-    fetch_keys(w, b, down(first), up(end));
-    if (!w->v_from_k) fetch_values(w, b, first, end);
+    bool is_first = true;
+    fetch_keys(w, b, down(lowest(b->seen)), up(above_highest(b->seen)));
     if (!b->whole) split_masks(w, b);
     for (int at = 0; at < w->padded; at += CHUNK) {
         chunk c = { .first = at, .rows = w->padded - at < CHUNK ? w->padded - at : CHUNK };
         c.vecs = c.rows / V_LANES;
-        attend_chunk(w, b, &c);
+        if (attend_chunk(w, b, &c, is_first, next)) is_first = false;
     }
 }
 

@@ -67,8 +67,10 @@ static void sum_chunk(summing *x, block *b, chunk *c, float *sums)
     work *w = x->w;
     const uint64_t seen = chunk_seen(b, c);
     if (!seen) return;
+    asking none = { .end = 0 };
     c->key_first = lowest(seen);
     c->key_end = above_highest(seen);
+    c->ahead = &none;
     scores(w, c);
     if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) scale_tokens(w, b, c);
     if (w->has_score) hook_chunk(w, b, c);

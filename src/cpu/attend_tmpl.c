@@ -57,44 +57,53 @@ size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_s
 
 /* ------------------------------------------------------------------------------------------------------------ pieces */
 
-static void attend_invariant(work *w)
-{
-    const fv__piece *piece = w->piece;
-    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
-    const int64_t origin = fv__plan_origin(w->plan, w->segment), chunk_keys = w->plan->chunk, first_chunk = (origin + piece->key_first) / chunk_keys;
-    int64_t done = 0;
-    load_many(w);
-    begin_states(w, w->padded, w->m, w->l, w->o);
-    begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
-    for (int64_t key = piece->key_first, next; key < end; key = next) {     /* blocks, too, count from position 0 */
-        next = fv__min64(end, (origin + key) / KEYS * KEYS + KEYS - origin);
-        if ((origin + key) / chunk_keys - first_chunk != done) end_chunk(w, (int)done++);
-        if (find_block(w, &w->blocks[0], key, (int)(next - key))) attend_many(w, &w->blocks[0]);
-    }
-    end_chunk(w, (int)done);
-}
-
-static void attend_plain(work *w)
-{
-    const fv__piece *piece = w->piece;
-    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
-    load_many(w);
-    begin_states(w, w->padded, w->m, w->l, w->o);
-    for (int64_t key = piece->key_first; key < end; key += KEYS)
-        if (find_block(w, &w->blocks[0], key, (int)fv__min64(KEYS, end - key))) attend_many(w, &w->blocks[0]);
-}
-
 /* Finds the first block from *key on that some row sees, and moves *key behind it. */
 static block *next_block(const work *w, block *b, int64_t *key, int64_t end)
 {
     while (*key < end) {
         const int64_t at = *key;
         *key += KEYS;
-        if (!find_block(w, b, at, (int)fv__min64(KEYS, end - at))) continue;
-        point_rows(w, b);
-        return b;
+        if (find_block(w, b, at, (int)fv__min64(KEYS, end - at))) return b;
     }
     return NULL;
+}
+
+static block *other_block(work *w, const block *b) { return b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0]; }
+
+/* Invariant mode: every chunk of keys that the piece has makes states of its own, seen or not. */
+static void attend_invariant(work *w)
+{
+    const fv__piece *piece = w->piece;
+    const int64_t end = (int64_t)piece->key_first + piece->num_keys, chunk_keys = w->plan->chunk;
+    int64_t key = piece->key_first, done = 0;
+    load_many(w);
+    begin_states(w, w->padded, w->m, w->l, w->o);
+    begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
+    block *b = next_block(w, &w->blocks[0], &key, end);
+    while (b) {
+        block *next = next_block(w, other_block(w, b), &key, end);
+        const int64_t at = b->first / chunk_keys - piece->key_first / chunk_keys;
+        while (done < at) end_chunk(w, (int)done++);
+        attend_many(w, b, next);
+        b = next;
+    }
+    const int64_t last = (fv__max64(end, (int64_t)piece->key_first + 1) - 1) / chunk_keys - piece->key_first / chunk_keys;
+    while (done <= last) end_chunk(w, (int)done++);
+}
+
+static void attend_plain(work *w)
+{
+    const fv__piece *piece = w->piece;
+    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
+    int64_t key = piece->key_first;
+    load_many(w);
+    begin_states(w, w->padded, w->m, w->l, w->o);
+    block *b = next_block(w, &w->blocks[0], &key, end);
+    while (b) {
+        block *next = next_block(w, other_block(w, b), &key, end);
+        attend_many(w, b, next);
+        b = next;
+    }
 }
 
 /* `units` pieces of the same rows and keys, of different head units. */
@@ -111,8 +120,10 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
     }
     enter_unit(w, 0);
     block *b = next_block(w, &w->blocks[0], &key, end);
+    if (b) point_rows(w, b);
     while (b) {
-        block *next = next_block(w, b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0], &key, end);
+        block *next = next_block(w, other_block(w, b), &key, end);
+        if (next) point_rows(w, next);
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
             if (u) shift_block(w, b, w->units[u].kv_head - w->units[u - 1].kv_head);

@@ -20,6 +20,7 @@ enum {
     KEYS = FV__KEY_BLOCK,               /* keys of a block */
     CHUNK = V_QK_VECS * V_LANES,        /* packed rows of a chunk */
     FEW = 8,                            /* most packed rows of the path for few */
+    STREAMS = 4,                        /* places of memory that are read at once */
     ALIGN = 64,                         /* bytes */
     SLACK = 32,                         /* floats behind an array that a vector may run over */
 };
@@ -145,6 +146,7 @@ typedef struct row {
 
 /* Up to KEYS keys of the segment, ready to be multiplied. */
 typedef struct block {
+    int64_t first;                      /* within the segment */
     int n;
     bool whole;                         /* every row sees all n keys; then mask[] is not filled */
     bool consecutive;
