@@ -239,6 +239,7 @@ fv_status fv__plan_run(fv_plan *plan, const fv_tensors *tensors, fv_stream strea
     FV_TRY(views(&r));
     FV_TRY(scales(&r));
     set_tables(plan, &run);
-    if (plan->batch.total_rows == 0) return FV_OK;              /* nothing to compute: no launch */
+    const bool has_sums = now.hooks >> FV__HOOK_KEY_SUM & 1;    /* of no rows they are zeros, and are written */
+    if (plan->batch.total_rows == 0 && !has_sums) return FV_OK; /* nothing to compute: no launch */
     return plan->backend->run(plan, &run, stream, err);
 }

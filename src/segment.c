@@ -360,7 +360,7 @@ static fv_status check_given(const fv__maker *m)
     if (b->num_segments > limits->max_segments || limits->max_segments == 0)
         return fv__fail(m->err, FV_E_CAPACITY, "batch.num_segments", b->num_segments,
                         limits->max_segments,
-                        "batch.num_segments is %lld; the plan was created with max_segments = %lld",
+                        "batch.segments is given, with %lld segments; the plan was created with max_segments = %lld",
                         (long long)b->num_segments, (long long)limits->max_segments);
     for (int64_t i = 0; i < b->num_segments; i++) {
         const fv_segment *s = &b->segments[i];

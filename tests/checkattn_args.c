@@ -355,7 +355,7 @@ static void use_segments(setup *s, int64_t n)
     s->batch.pages.indptr = s->batch.pages.table_rows = s->batch.last_page_lengths =
         s->batch.kv_indptr = (fv_index){ 0 };
     s->batch.pages.table_width = s->batch.pages.table_stride = 0;
-    s->limits.max_segments = n + (axis(s, CASE_AXIS_ROOM) ? 5 : 0);
+    s->limits.max_segments = (n ? n : 1) + (axis(s, CASE_AXIS_ROOM) ? 5 : 0);
 }
 
 static bool block_segments(setup *s)

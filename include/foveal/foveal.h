@@ -333,7 +333,7 @@ typedef struct fv_batch {
     fv_index first_positions;       /* [num_requests] position of key 0; absent: 0 */
     fv_index row_positions;         /* [total_rows] position of each row; absent: see the formula. Kept */
     const fv_segment *segments;     /* absent: one a request. pages.indptr/table_rows are not used with segments; lengths still place the rows */
-    int64_t num_segments;
+    int64_t num_segments;           /* at most limits.max_segments, which is at least 1 where segments are given, even if there are none of them */
     const fv_arg *args;             /* of parameters bound per batch: mask bits, ranges, trees. Tensor memory is kept */
     int32_t num_args;
     int32_t reserved0;

@@ -6,8 +6,8 @@
  *   attend_out.h     merging, slots, output            attend_sums.h    the weights of keys, a second pass
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
- * exponents are in base 2. A piece's blocks begin at multiples of 64 keys of its segment, in the invariant mode its chunks at multiples of
- * plan->chunk keys, and all of that is the same wherever rows are cut. */
+ * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
+ * position 0: the same wherever rows and keys are cut. */
 #include "attend_work.h"
 
 #include "attend_block.h"
@@ -57,13 +57,26 @@ size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_s
 
 /* ------------------------------------------------------------------------------------------------------------ pieces */
 
-/* Finds the first block from *key on that some row sees, and moves *key behind it. */
-static block *next_block(const work *w, block *b, int64_t *key, int64_t end)
+/* The blocks of a piece, from first to last. */
+typedef struct walk {
+    int64_t key, end;                   /* within the segment */
+    int64_t origin;                     /* blocks end where origin + key is a multiple of KEYS */
+} walk;
+
+/* Blocks count from the first key of the piece; in the invariant mode from position 0, whatever the segments and pieces. */
+static walk walk_blocks(const work *w, const fv__piece *piece)
 {
-    while (*key < end) {
-        const int64_t at = *key;
-        *key += KEYS;
-        if (find_block(w, b, at, (int)fv__min64(KEYS, end - at))) return b;
+    const int64_t origin = w->plan->invariant ? fv__plan_origin(w->plan, w->segment) : -(int64_t)piece->key_first % KEYS + KEYS;
+    return (walk){ piece->key_first, (int64_t)piece->key_first + piece->num_keys, origin };
+}
+
+/* The next block that some row sees; NULL: there is none. */
+static block *next_block(const work *w, block *b, walk *x)
+{
+    while (x->key < x->end) {
+        const int64_t at = x->key;
+        x->key = fv__min64(x->end, (x->origin + at) / KEYS * KEYS + KEYS - x->origin);
+        if (find_block(w, b, at, (int)(x->key - at))) return b;
     }
     return NULL;
 }
@@ -74,33 +87,31 @@ static block *other_block(work *w, const block *b) { return b == &w->blocks[0] ?
 static void attend_invariant(work *w)
 {
     const fv__piece *piece = w->piece;
-    const int64_t end = (int64_t)piece->key_first + piece->num_keys, chunk_keys = w->plan->chunk;
-    int64_t key = piece->key_first, done = 0;
+    walk x = walk_blocks(w, piece);
+    const int64_t chunk_keys = w->plan->chunk, first_chunk = (x.origin + x.key) / chunk_keys;
+    const int64_t last_chunk = (x.origin + fv__max64(x.end - 1, x.key)) / chunk_keys;
+    int64_t done = first_chunk;
     load_many(w);
     begin_states(w, w->padded, w->m, w->l, w->o);
     begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
-    block *b = next_block(w, &w->blocks[0], &key, end);
+    block *b = next_block(w, &w->blocks[0], &x);
     while (b) {
-        block *next = next_block(w, other_block(w, b), &key, end);
-        const int64_t at = b->first / chunk_keys - piece->key_first / chunk_keys;
-        while (done < at) end_chunk(w, (int)done++);
+        block *next = next_block(w, other_block(w, b), &x);
+        for (; done < (x.origin + b->first) / chunk_keys; done++) end_chunk(w, (int)(done - first_chunk));
         attend_many(w, b, next);
         b = next;
     }
-    const int64_t last = (fv__max64(end, (int64_t)piece->key_first + 1) - 1) / chunk_keys - piece->key_first / chunk_keys;
-    while (done <= last) end_chunk(w, (int)done++);
+    for (; done <= last_chunk; done++) end_chunk(w, (int)(done - first_chunk));
 }
 
 static void attend_plain(work *w)
 {
-    const fv__piece *piece = w->piece;
-    const int64_t end = (int64_t)piece->key_first + piece->num_keys;
-    int64_t key = piece->key_first;
+    walk x = walk_blocks(w, w->piece);
     load_many(w);
     begin_states(w, w->padded, w->m, w->l, w->o);
-    block *b = next_block(w, &w->blocks[0], &key, end);
+    block *b = next_block(w, &w->blocks[0], &x);
     while (b) {
-        block *next = next_block(w, other_block(w, b), &key, end);
+        block *next = next_block(w, other_block(w, b), &x);
         attend_many(w, b, next);
         b = next;
     }
@@ -109,9 +120,8 @@ static void attend_plain(work *w)
 /* `units` pieces of the same rows and keys, of different head units. */
 static void attend_streamed(work *w, const fv__piece *pieces, int units)
 {
-    const int64_t end = (int64_t)pieces->key_first + pieces->num_keys;
     const int rows = 1 << rows_index(w->packed);
-    int64_t key = pieces->key_first;
+    walk x = walk_blocks(w, pieces);
     for (int u = 0; u < units; u++) place_unit(w, u, rows, &pieces[u]);
     for (int u = 0; u < units; u++) {
         enter_unit(w, u);
@@ -119,10 +129,10 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
         begin_states(w, rows, w->m, w->l, w->o);
     }
     enter_unit(w, 0);
-    block *b = next_block(w, &w->blocks[0], &key, end);
+    block *b = next_block(w, &w->blocks[0], &x);
     if (b) point_rows(w, b);
     while (b) {
-        block *next = next_block(w, other_block(w, b), &key, end);
+        block *next = next_block(w, other_block(w, b), &x);
         if (next) point_rows(w, next);
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
