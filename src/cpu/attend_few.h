@@ -43,7 +43,7 @@ VFN v_f32 max_lanes(v_f32 *x) { return x[0]; }
 #define HALVE(half, join)                                                                                                               \
     V_UNROLL                                                                                                                           \
     for (int i = 0; i < half; i++)                                                                                                     \
-        x[i] = join(__builtin_shufflevector(x[i], x[i + half], BLEND_##half), __builtin_shufflevector(x[i], x[i + half], SWAP_##half))
+        x[i] = join(V_PICK(x[i], x[i + half], BLEND_##half), V_PICK(x[i], x[i + half], SWAP_##half))
 #if V_LANES == 16
 #define HALVE_ALL(join) HALVE(8, join); HALVE(4, join); HALVE(2, join); HALVE(1, join)
 #elif V_LANES == 8
@@ -97,7 +97,7 @@ VFN void join_parts(v_f32 *y) { (void)y; }
 #endif
 VFN void join_parts(v_f32 *y)
 {
-    const v_f32 low = __builtin_shufflevector(y[0], y[1], JOIN_LOW), high = __builtin_shufflevector(y[0], y[1], JOIN_HIGH);
+    const v_f32 low = V_PICK(y[0], y[1], JOIN_LOW), high = V_PICK(y[0], y[1], JOIN_HIGH);
     y[0] = low;
     y[1] = high;
 }

@@ -118,6 +118,13 @@ VFN v_f32 v_of_bits(v_u32 x) { return (v_f32)x; }
 #define V_TRUTH(condition) ((v_i32)(condition))
 #define V_CONVERT(x, type) __builtin_convertvector(x, type)
 
+/* A vector of the numbered lanes of a and, counted on, of b: the numbers are constants. */
+#if defined __clang__ || __GNUC__ >= 12
+#define V_PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define V_PICK(a, b, ...) __builtin_shuffle(a, b, (v_i32){ __VA_ARGS__ })
+#endif
+
 #ifndef V_WIDEN16
 #define V_WIDEN8(x) __builtin_convertvector(x, v_u32)
 #define V_WIDEN8_16(x) __builtin_convertvector(x, v_u16)

@@ -110,7 +110,7 @@ static bool version_beside(const char *folder, int major, int *minor)
 static bool take_file(fv__nvrtc *n, const char *folder, const char *file, int major)
 {
     char path[PATH_MAX];
-    int minor;
+    int minor = 0;
     if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path || access(path, R_OK)) return false;
     if (!major || !version_beside(folder, major, &minor)) return take_library(n, path, 0);
     if (!accept_version(n, major, minor)) return false;

@@ -23,7 +23,12 @@
 #define V_FROM_F16(h)   __builtin_ia32_vcvtph2ps256((v_i16h)(h))
 #define V_TO_F16(x)     ((v_u16)__builtin_ia32_vcvtps2ph256(x, 0))
 #ifndef __clang__       /* gcc 12 makes four instructions of a widening __builtin_convertvector */
+#if __GNUC__ >= 12
 #define V_LOW8(x)       ((v_i8q)__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1, -1, -1, -1, -1, -1, -1))
+#else
+#define V_LOW8(x)       ((v_i8q)(v_i64h){ (long long)(x), 0 })
+typedef long long v_i64h __attribute__((vector_size(16)));
+#endif
 #define V_WIDEN8(x)     ((v_u32)__builtin_ia32_pmovzxbd256(V_LOW8(x)))
 #define V_WIDEN8_16(x)  ((v_u16)__builtin_ia32_pmovzxbw128(V_LOW8(x)))
 #define V_WIDEN16(x)    ((v_u32)__builtin_ia32_pmovzxwd256((v_i16h)(x)))
