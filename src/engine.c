@@ -152,7 +152,7 @@ fv_status fv__plan_new(fv_ctx *ctx, const fv_problem *problem, const fv_plan_des
     plan->batch_memory.host_ids = !ctx->cuda;
 
     fv_status s = fv__limits_init(limits, &plan->limits, err);
-    if (s == FV_OK) s = fv__problem_init(problem, &plan->problem, err);
+    if (s == FV_OK) s = fv__problem_init_in(problem, &plan->frequencies[0], &plan->problem, err);
     if (s != FV_OK) {
         fv__ctx_free(ctx, plan, sizeof *plan);
         return s;
@@ -173,7 +173,6 @@ void fv__plan_delete(fv_plan *plan)
     if (plan->state) plan->backend->destroy(plan);
     if (plan->memory) fv__ctx_free(ctx, plan->memory, plan->memory_bytes);
     count_users(plan, -1);
-    fv__problem_free(&plan->problem);
     fv__ctx_free(ctx, plan, sizeof *plan);
 }
 
@@ -202,15 +201,11 @@ static fv_status same_class(const fv__problem *a, const fv__problem *b, fv_error
 static fv_status change_problem(fv_plan *plan, const fv_problem *given, fv_error *err)
 {
     fv__problem fresh;
-    FV_TRY(fv__problem_init(given, &fresh, err));
-    const fv_status s = same_class(&plan->problem, &fresh, err);
-    if (s != FV_OK) {
-        fv__problem_free(&fresh);
-        return s;
-    }
+    FV_TRY(fv__problem_init_in(given, &plan->frequencies[!plan->now], &fresh, err));
+    FV_TRY(same_class(&plan->problem, &fresh, err));
     count_users(plan, -1);
-    fv__problem_free(&plan->problem);
     plan->problem = fresh;
+    plan->now = !plan->now;
     count_users(plan, 1);
     return FV_OK;
 }

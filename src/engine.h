@@ -41,7 +41,7 @@ extern const fv__backend fv__cuda_backend;
 struct fv_plan {
     fv_ctx *ctx;
     const fv__backend *backend;
-    fv__problem problem;                /* as created */
+    fv__problem problem;                /* as created, or as the last update has changed it */
     fv__problem step;                   /* with this step's arguments bound */
     fv_plan_desc limits;
     fv__kernel_shape shape;
@@ -58,6 +58,8 @@ struct fv_plan {
     fv_batch given;                     /* copy of the step's descriptor: pointers are the caller's, kept by contract */
     fv__tables tables;
     bool ready;
+    fv__frequencies frequencies[2];     /* of problem, and of the next problem while it is read */
+    int now;                            /* which of them is the problem's */
     void *state;                        /* the backend's */
 };
 

@@ -211,7 +211,8 @@ static fv_status settle_pairs(const fv__problem *p, fv__use *use, const char *wh
                     *dim, p->dim_qk);
 }
 
-static fv_status settle_frequencies(fv__use *use, const char *where, fv_error *err)
+/* room: NULL, or where the frequencies go. */
+static fv_status settle_frequencies(fv__use *use, float *room, const char *where, fv_error *err)
 {
     const fv__variant_meta *meta = &use->variant->meta;
     for (int i = 0; i < meta->num_params; i++) {
@@ -229,17 +230,18 @@ static fv_status settle_frequencies(fv__use *use, const char *where, fv_error *e
             number_of(use, "high_freq_factor"),
             number_of(use, "original_context"),
         };
-        use->owned = fv__os_alloc(NULL, FV__MAX_DIM / 2 * sizeof(float));
-        if (!use->owned)
+        if (!room) room = use->owned = fv__os_alloc(NULL, FV__MAX_DIM / 2 * sizeof(float));
+        if (!room)
             return fv__fail(err, FV_E_NO_MEMORY, where, 0, 0, "%s: no memory for its frequencies",
                             where);
-        FV_TRY(fv__rope_frequencies(&numbers, dim, where, use->owned, err));
-        *(fv_floats *)(use->args + param->offset) = (fv_floats){ use->owned, dim / 2 };
+        FV_TRY(fv__rope_frequencies(&numbers, dim, where, room, err));
+        *(fv_floats *)(use->args + param->offset) = (fv_floats){ room, dim / 2 };
     }
     return FV_OK;
 }
 
-static fv_status read_use(const fv_problem *given, int i, fv__problem *p, fv_error *err)
+static fv_status read_use(const fv_problem *given, int i, float *room, fv__problem *p,
+                          fv_error *err)
 {
     const fv_variant_use *from = &given->variants[i];
     fv__use *use = &p->uses[i];
@@ -251,7 +253,7 @@ static fv_status read_use(const fv_problem *given, int i, fv__problem *p, fv_err
     fv__use_defaults(use);
     FV_TRY(fv__use_bind(p, i, where, from->args, from->num_args, err));
     FV_TRY(settle_pairs(p, use, field, err));
-    return settle_frequencies(use, field, err);
+    return settle_frequencies(use, room, field, err);
 }
 
 /* What cannot stand together. */
@@ -276,21 +278,24 @@ static fv_status check_hooks(const fv__problem *p, fv_error *err)
 }
 
 /* The end is reached only with every problem-bound parameter known. */
-static fv_status read_uses(const fv_problem *given, fv__problem *p, fv_error *err)
+static fv_status read_uses(const fv_problem *given, fv__frequencies *room, fv__problem *p,
+                           fv_error *err)
 {
     FV_TRY(in_range("problem.num_variants", given->num_variants, 0, FV__MAX_VARIANTS, err));
     if (given->num_variants && !given->variants)
         return fv__fail(err, FV_E_INVALID, "problem.variants", 0, given->num_variants,
                         "problem.variants is NULL and num_variants %d", given->num_variants);
     p->num_uses = given->num_variants;
-    for (int i = 0; i < p->num_uses; i++) FV_TRY(read_use(given, i, p, err));
+    for (int i = 0; i < p->num_uses; i++)
+        FV_TRY(read_use(given, i, room ? (*room)[i] : NULL, p, err));
     FV_TRY(check_hooks(p, err));
     return fv__problem_bound(p, FV__BIND_PROBLEM, err);
 }
 
 /* ---------------------------------------------------------------------------------------------- */
 
-fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err)
+fv_status fv__problem_init_in(const fv_problem *given, fv__frequencies *room, fv__problem *out,
+                              fv_error *err)
 {
     memset(out, 0, sizeof *out);
     if (!given) return fv__fail(err, FV_E_INVALID, "problem", 0, 0, "problem is NULL");
@@ -301,9 +306,14 @@ fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *
     FV_TRY(read_dims(given, out, err));
     FV_TRY(check_blocks(out, err));
     FV_TRY(read_numbers(given, out, err));
-    const fv_status status = read_uses(given, out, err);
+    const fv_status status = read_uses(given, room, out, err);
     if (status != FV_OK) fv__problem_free(out);
     return status;
+}
+
+fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err)
+{
+    return fv__problem_init_in(given, NULL, out, err);
 }
 
 void fv__problem_free(fv__problem *problem)

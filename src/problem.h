@@ -21,7 +21,12 @@ typedef struct fv__problem {
     uint32_t hooks;                     /* union of the uses' hook bits */
 } fv__problem;
 
+/* Room for the frequencies that rotary variants leave to their defaults. */
+typedef float fv__frequencies[FV__MAX_VARIANTS][FV__MAX_DIM / 2];
+
+/* The second one allocates nothing: `room` lives as long as the problem. After a failure there is nothing to free. */
 fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err);
+fv_status fv__problem_init_in(const fv_problem *given, fv__frequencies *room, fv__problem *out, fv_error *err);
 void fv__problem_free(fv__problem *problem);
 
 /* Binds one argument list (`where`: "problem.variants[2].args", "batch.args", "tensors.args"). Binding an argument that is due later is

@@ -38,7 +38,8 @@ static fv_pages pages(void)
     return (fv_pages){ .page_size = PAGE, .num_pages = POOL, .indptr = fv_i32(indptr, 2), .ids = fv_i32(ids, 8) };
 }
 
-static fv_status plan_and_run(fv_ctx *ctx, fv_error *err)
+/* steps_alone: only what a step does is counted. */
+static fv_status plan_and_steps(fv_ctx *ctx, bool steps_alone, fv_error *err)
 {
     fv_plan *plan = NULL;
     fv_variant_use uses[] = { { .name = "causal" }, { .name = "rope", .args = &rotary, .num_args = 1 } };
@@ -53,11 +54,20 @@ static fv_status plan_and_run(fv_ctx *ctx, fv_error *err)
     fv_batch b = { .num_requests = 1, .rows = fv_i32(rows, 2), .lengths = fv_i32(lengths, 1), .pages = pages() };
     fv_tensors t = { .q = tensor3(q, ROWS, HQ, DIM), .k = pool4(k), .v = pool4(v), .o = tensor3(o, ROWS, HQ, DIM),
                      .lse = { .data = lse, .dtype = "f32", .ndim = 2, .shape = { ROWS, HQ }, .stride = { HQ, 1 } } };
+    if (steps_alone) fv__os_fail_at = 1;
     s = fv_plan_update(plan, &p, &b, NULL, err);
     if (s == FV_OK) s = fv_run(plan, &t, NULL, err);
+    if (s == FV_OK) s = fv_plan_update(plan, NULL, &b, NULL, err);
+    if (s == FV_OK) s = fv_run(plan, &t, NULL, err);
+    if (steps_alone) {
+        assert_int_equal(fv__os_fail_at, 1);
+        fv__os_fail_at = 0;
+    }
     fv_plan_destroy(&plan);
     return s;
 }
+
+static fv_status plan_and_run(fv_ctx *ctx, fv_error *err) { return plan_and_steps(ctx, false, err); }
 
 static fv_status sizes_and_support(fv_ctx *ctx, fv_error *err)
 {
@@ -165,6 +175,17 @@ static void open_and_close(void **state)
     }
 }
 
+/* A step allocates nothing, not even with another problem whose frequencies it makes. */
+static void steps(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = NULL;
+    fv_error err = { 0 };
+    assert_int_equal(fv_open(&(fv_open_desc){ .num_threads = 2 }, &ctx, &err), FV_OK);
+    assert_int_equal(plan_and_steps(ctx, true, &err), FV_OK);
+    assert_int_equal(fv_close(&ctx), FV_OK);
+}
+
 static void plans(void **state) { (void)state; each_allocation(plan_and_run); }
 static void sizes(void **state) { (void)state; each_allocation(sizes_and_support); }
 static void operations(void **state) { (void)state; each_allocation(append_rope_merge_copy); }
@@ -173,7 +194,7 @@ static void caches(void **state) { (void)state; each_allocation(cache_life); }
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_and_close), cmocka_unit_test(plans), cmocka_unit_test(sizes), cmocka_unit_test(operations), cmocka_unit_test(caches),
+        cmocka_unit_test(open_and_close), cmocka_unit_test(plans), cmocka_unit_test(steps), cmocka_unit_test(sizes), cmocka_unit_test(operations), cmocka_unit_test(caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

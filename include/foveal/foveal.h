@@ -399,7 +399,7 @@ FV_API fv_status fv_warm(fv_ctx *ctx, const fv_problem *const *problems, int64_t
 FV_API fv_status fv_plan_create(fv_ctx *ctx, const fv_problem *problem, const fv_plan_desc *limits, fv_plan **plan, fv_error *err);
 FV_API fv_status fv_plan_destroy(fv_plan **plan);       /* NULL is fine; blocks until the plan's launches are done */
 
-/* Makes the plan of this step. No allocation. `problem` NULL: as created; else another one of the same class (element types, heads, dims, scales),
+/* Makes the plan of this step. No allocation. `problem` NULL: as before; else another one of the same class (element types, heads, dims, scales),
  * whose variants were compiled. GPU: copies are queued on the stream from a ring of staging buffers; blocks only while that ring is full;
  * on a capturing stream FV_E_NOT_READY, and nothing happens. On failure the plan holds no step and fv_run refuses it. */
 FV_API fv_status fv_plan_update(fv_plan *plan, const fv_problem *problem, const fv_batch *batch, fv_stream stream, fv_error *err);

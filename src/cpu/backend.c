@@ -89,10 +89,11 @@ static fv_status may_update(fv_plan *plan, fv_stream stream, fv_error *err)
     return FV_OK;
 }
 
+/* The problem may be another one than the plan was created for. */
 static fv_status update(fv_plan *plan, fv_stream stream, fv_error *err)
 {
-    (void)plan; (void)stream; (void)err;
-    return FV_OK;
+    (void)stream;
+    return check_compiled(plan->ctx, &plan->step, err);
 }
 
 typedef struct cpu_job {
