@@ -16,6 +16,7 @@ attention functions of Hugging Face transformers.
 
 import os as _os
 
+from . import _foveal
 from ._foveal import (
     ABI_VERSION,
     Batch,
@@ -52,10 +53,15 @@ from ._foveal import (
 __all__ = [
     "ABI_VERSION", "Batch", "BusyError", "Cache", "CapacityError", "CompileError", "Context", "DeviceError", "Error", "FileError", "InvalidError",
     "NoMemoryError", "NotReadyError", "Pages", "Plan", "Problem", "Tensor", "UnsupportedError", "Variant", "VersionError", "append", "copy_pages",
-    "get_include", "info", "merge", "plan_sizes", "rope", "rope_frequencies", "supports", "warm",
+    "get_include", "get_library", "info", "merge", "plan_sizes", "rope", "rope_frequencies", "supports", "warm",
 ]
 
 
 def get_include() -> str:
     """The folder to give a C compiler so that it finds "foveal/foveal.h"."""
     return _os.path.join(_os.path.dirname(__file__), "include")
+
+
+def get_library() -> str:
+    """The shared library whose `__tvm_ffi_fv_*` functions tvm-ffi hosts load: tvm_ffi.load_module(foveal.get_library())."""
+    return _foveal.__file__
