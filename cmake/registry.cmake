@@ -121,7 +121,8 @@ fv_write(variant_texts.inc "${texts}")
 # Texts for the run-time compilers.
 fv_glob(files ${CMAKE_SOURCE_DIR}/src/cuda/kernels/*.cu ${CMAKE_SOURCE_DIR}/src/cuda/*.cuh)
 fv_embed(cuda ${files})
-fv_glob(files ${CMAKE_SOURCE_DIR}/src/cpu/*.h ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
+fv_glob(files ${CMAKE_SOURCE_DIR}/src/cpu/hooks_*.h ${CMAKE_SOURCE_DIR}/src/cpu/spec_*.h ${CMAKE_SOURCE_DIR}/src/cpu/vocabulary.h
+        ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
 fv_embed(cpu ${files})
 
 # CPU levels: one unit per template and level.

@@ -5,6 +5,7 @@
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "engine.h"
+#include "jit/jit_cache.h"
 #include "os.h"
 
 #include <stdio.h>
@@ -83,6 +84,7 @@ static void stop(fv_ctx *ctx)
 {
     if (ctx->cuda) fv__cuda_close(ctx);
     if (ctx->pool) fv__pool_destroy(ctx->pool);
+    if (ctx->cpu_cache) fv__jit_cache_close(&ctx->cpu_cache);
     fv__ctx_free(ctx, ctx, sizeof *ctx);
 }
 

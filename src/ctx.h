@@ -9,6 +9,7 @@
 
 struct fv__cpu_isa;
 struct fv__cuda;
+struct fv__jit_cache;
 
 struct fv_ctx {
     fv__log log;
@@ -22,6 +23,7 @@ struct fv_ctx {
     fv__pool *pool;
     const struct fv__cpu_isa *isa;      /* the CPU level in use (also on a GPU context, for host work) */
     struct fv__cuda *cuda;              /* NULL on the CPU */
+    struct fv__jit_cache *cpu_cache;    /* of compiled variants; NULL until one is made. cpu/compile.c */
     fv__faults faults;
     int users;                          /* plans, caches, variants alive; atomic */
 };

@@ -2,6 +2,7 @@
 /* variant.c -- the built-in variants: the texts of src/variants/, which the build embeds, parsed
  * once when they are first asked for; and those that users make from texts of the same form. */
 #include "variant.h"
+#include "cpu/compile.h"
 #include "cpu/cpu.h"
 #include "ctx.h"
 
@@ -17,26 +18,8 @@ enum {
     NUM_BUILTINS
 };
 
-/* The hooks of built-in i for the level `isa`; NULL: no such level. */
-static const fv__cpu_hooks *hooks_of(int i, const char *isa)
-{
-    for (int level = 0; level < fv__cpu_isa_count(); level++) {
-        const fv__cpu_isa *at = fv__cpu_isa_at(level);
-        if (!strcmp(at->name, isa)) return &at->hooks[i];
-    }
-    return NULL;
-}
-
-#define FV_VARIANT(name)                                                                           \
-    static const fv__cpu_hooks *hooks_##name(const char *isa)                                      \
-    {                                                                                              \
-        return hooks_of(BUILTIN_##name, isa);                                                      \
-    }
-#include "variants.inc"
-#undef FV_VARIANT
-
 static fv_variant builtins[NUM_BUILTINS + 1] = {
-#define FV_VARIANT(id) { .meta = { .name = #id }, .text = fv__text_##id, .cpu_hooks = hooks_##id },
+#define FV_VARIANT(id) { .meta = { .name = #id }, .text = fv__text_##id, .builtin = BUILTIN_##id },
 #include "variants.inc"
 #undef FV_VARIANT
 };
@@ -72,12 +55,37 @@ const fv_variant *fv__variant_find(const char *name)
     return NULL;
 }
 
+const fv__cpu_hooks *fv__variant_hooks(const fv_variant *v, const char *isa)
+{
+    if (v->builtin < 0) return v->code && !strcmp(v->ctx->isa->name, isa) ? v->code->hooks : NULL;
+    for (int level = 0; level < fv__cpu_isa_count(); level++) {
+        const fv__cpu_isa *at = fv__cpu_isa_at(level);
+        if (!strcmp(at->name, isa)) return &at->hooks[v->builtin];
+    }
+    return NULL;
+}
+
 /* ------------------------------------------------------------------------------ users' variants */
 
-/* One block: the variant, then its text. */
+/* One block: the variant, its code, its text. */
+typedef struct made {
+    fv_variant variant;
+    fv__cpu_code code;
+    char text[];
+} made;
+
 static size_t bytes_of(const char *text)
 {
-    return sizeof(fv_variant) + strlen(text) + 1;
+    return sizeof(made) + strlen(text) + 1;
+}
+
+/* Here, not when a plan is created: a fault of the text is told to whoever wrote it. */
+static fv_status compile(fv_ctx *ctx, made *m, fv_error *err)
+{
+    if (ctx->cuda) return FV_OK;
+    FV_TRY(fv__cpu_compile(ctx, ctx->isa->name, &m->variant.meta, m->text, &m->code, err));
+    m->variant.code = &m->code;
+    return FV_OK;
 }
 
 fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant,
@@ -92,15 +100,20 @@ fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_
     if (fv__variant_find(name))
         return fv__fail(err, FV_E_INVALID, "name", 0, 0,
                         "\"%s\" is the name of a built-in variant; choose another", name);
-    fv_variant *made = fv__ctx_alloc(ctx, bytes_of(text));
-    if (!made)
+    made *m = fv__ctx_alloc(ctx, bytes_of(text));
+    if (!m)
         return fv__fail(err, FV_E_NO_MEMORY, "text", (int64_t)bytes_of(text), 0,
                         "no memory for variant %s", name);
-    char *copy = (char *)(made + 1);
-    memcpy(copy, text, strlen(text) + 1);
-    *made = (fv_variant){ .meta = meta, .text = copy, .ctx = ctx };
+    memset(m, 0, sizeof *m);
+    memcpy(m->text, text, strlen(text) + 1);
+    m->variant = (fv_variant){ .meta = meta, .text = m->text, .builtin = -1, .ctx = ctx };
+    const fv_status status = compile(ctx, m, err);
+    if (status != FV_OK) {
+        fv__ctx_free(ctx, m, bytes_of(text));
+        return status;
+    }
     __atomic_add_fetch(&ctx->users, 1, __ATOMIC_SEQ_CST);
-    *variant = made;
+    *variant = &m->variant;
     return FV_OK;
 }
 
@@ -111,6 +124,7 @@ fv_status fv_variant_destroy(fv_variant **variant)
     fv_ctx *ctx = old->ctx;
     if (!ctx) return FV_E_INVALID;                      /* a built-in is nobody's to destroy */
     if (__atomic_load_n(&old->users, __ATOMIC_SEQ_CST)) return FV_E_BUSY;
+    if (old->code) fv__cpu_code_close(old->code);
     fv__ctx_free(ctx, old, bytes_of(old->text));
     __atomic_sub_fetch(&ctx->users, 1, __ATOMIC_SEQ_CST);
     *variant = NULL;

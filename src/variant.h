@@ -95,19 +95,27 @@ typedef struct fv__variant_meta {
     int pairs_dim, pairs_interleaved;   /* parameter indices of FV_PAIRS, -1: none */
 } fv__variant_meta;
 
-struct fv__cpu_hooks;                   /* cpu/cpu.h */
+struct fv__cpu_hooks;                   /* cpu/hooks_abi.h */
+struct fv__cpu_code;                    /* cpu/compile.h */
 
-/* A variant that can be used: declarations, text, and for each CPU level its compiled hooks. */
+/* A variant that can be used: declarations, text, and compiled hooks. */
 struct fv_variant {
     fv__variant_meta meta;
     const char *text;
-    const struct fv__cpu_hooks *(*cpu_hooks)(const char *isa);      /* NULL hooks: not compiled for this level */
+    int builtin;                        /* place in the registry, -1: a user's */
+    struct fv__cpu_code *code;          /* a user's: its hooks for the CPU level of ctx; NULL where ctx is a GPU's */
     fv_ctx *ctx;                        /* NULL: built in */
     int users;                          /* plans that use it; atomic */
 };
 
+/* The variant's hooks for a CPU level; NULL: it is not compiled for this one. */
+const struct fv__cpu_hooks *fv__variant_hooks(const fv_variant *variant, const char *isa);
+
 /* Reads the declarations of `text`. err->value is the line. */
 fv_status fv__variant_parse(const char *name, const char *text, fv__variant_meta *out, fv_error *err);
+
+/* The next name that the text #defines, from *at on; false: there is none. Texts that are compiled together must not see each other's names. */
+bool fv__variant_next_define(const char **at, char name[64]);
 
 int fv__variant_count(void);                            /* built-ins, sorted by name */
 const fv_variant *fv__variant_builtin(int i);

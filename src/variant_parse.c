@@ -35,7 +35,7 @@ typedef struct scanner {
     fv__variant_meta *meta;
     uint32_t hooks[3];              /* by half */
     int hook_line[FV__NUM_HOOKS];
-    int params_line, pairs_line, first_line, last_line, require_line[FV__MAX_PARAMS];
+    int params_line, pairs_line, first_line, last_line, exact_line, require_line[FV__MAX_PARAMS];
     bool has_meta, has_params;
     fv_error *err;
 } scanner;
@@ -161,12 +161,30 @@ static enum half half_of_condition(const char *directive, const char *condition)
     return negative ? VECTOR : SPEC;
 }
 
+/* The text is all that there is: the same on every device, and known to the cache of compiled
+ * kernels by its bytes alone. */
+static fv_status check_directive(const scanner *s, const char *directive)
+{
+    static const char *const known[] = {
+        "if", "ifdef", "ifndef", "elif", "else", "endif", "define", "undef", "error", "warning",
+        "pragma",
+    };
+    for (int i = 0; i < FV__COUNT(known); i++)
+        if (!strcmp(directive, known[i])) return FV_OK;
+    if (!strcmp(directive, "include"))
+        return fault(s, s->line, "#include: a text stands alone; the v_* words and, in the "
+                                 "definition, the functions of <math.h> are there already");
+    if (!*directive && (*s->at == '\n' || !*s->at)) return FV_OK;
+    return fault(s, s->line, "#%s is no directive of a variant's text", directive);
+}
+
 static fv_status read_directive(scanner *s)
 {
     char directive[MAX_WORD];
     step(s);
     while (*s->at == ' ' || *s->at == '\t') step(s);
     read_word(s, directive);
+    FV_TRY(check_directive(s, directive));
     if (!strcmp(directive, "if") || !strcmp(directive, "ifdef") || !strcmp(directive, "ifndef")) {
         FV_TRY(open_if(s, half_of_condition(directive, s->at)));
     } else if (!strcmp(directive, "else") || !strcmp(directive, "elif")) {
@@ -636,6 +654,7 @@ static fv_status read_declaration(scanner *s, const char *word)
     if (!strcmp(word, "FV_EXACT")) {
         if (s->meta->exact) return fault(s, s->line, "a second FV_EXACT");
         s->meta->exact = true;
+        s->exact_line = s->line;
         return FV_OK;
     }
     for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
@@ -736,6 +755,20 @@ static fv_status check_halves(scanner *s)
     return FV_OK;
 }
 
+/* Bounds say in numbers what FV_VISIBLE never answers: kernels mask by asking it. */
+static fv_status check_bounds(scanner *s)
+{
+    const fv__variant_meta *m = s->meta;
+    const bool bounded = m->first.present || m->last.present;
+    if (bounded && !(m->hooks >> FV__HOOK_VISIBLE & 1))
+        return fault(s, m->first.present ? s->first_line : s->last_line,
+                     "%s without FV_VISIBLE, whose answer it states in advance",
+                     m->first.present ? "FV_FIRST_KEY" : "FV_LAST_KEY");
+    if (m->exact && !bounded)
+        return fault(s, s->exact_line, "FV_EXACT without FV_FIRST_KEY or FV_LAST_KEY");
+    return FV_OK;
+}
+
 static fv_status check_hooks(scanner *s)
 {
     const uint32_t hooks = s->meta->hooks;
@@ -755,9 +788,8 @@ static fv_status check_hooks(scanner *s)
         return fault(
             s, s->hook_line[FV__HOOK_WEIGHT],
             "FV_WEIGHT replaces the softmax: FV_SINK and FV_KEY_SUM have no meaning with it");
-    if (!hooks && !s->meta->first.present && !s->meta->last.present)
-        return fault(s, s->line, "the variant has neither a hook nor a bound");
-    return FV_OK;
+    if (!hooks) return fault(s, s->line, "the variant has no hook");
+    return check_bounds(s);
 }
 
 static fv_status check_whole(scanner *s)
@@ -810,4 +842,27 @@ fv_status fv__variant_parse(const char *name, const char *text, fv__variant_meta
     FV_TRY(check_whole(&s));
     *out = meta;
     return FV_OK;
+}
+
+bool fv__variant_next_define(const char **at, char name[64])
+{
+    const char *line = *at;
+    while (*line) {
+        const char *c = line + strspn(line, " \t\r\v\f");
+        line += strcspn(line, "\n");
+        line += *line == '\n';
+        if (*c != '#') continue;
+        c += 1 + strspn(c + 1, " \t");
+        if (strncmp(c, "define", 6) || is_word(c[6])) continue;
+        c += 6 + strspn(c + 6, " \t");
+        int n = 0;
+        while (n < 63 && is_word(c[n])) n++;
+        if (!n || is_word(c[n])) continue; /* a longer name is left alone: nobody else has it */
+        memcpy(name, c, (size_t)n);
+        name[n] = 0;
+        *at = line;
+        return true;
+    }
+    *at = line;
+    return false;
 }

@@ -145,8 +145,9 @@ static void every_hook(void **state)
     assert_int_equal(m.hooks, ((1u << FV__NUM_HOOKS) - 1) & ~(1u << FV__HOOK_WEIGHT));
     OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_WEIGHT { return s; }", &m, &err));
     assert_int_equal(m.hooks, 1u << FV__HOOK_WEIGHT);
-    OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_LAST_KEY(position)\nFV_EXACT", &m, &err));
-    assert_int_equal(m.hooks, 0);
+    OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_LAST_KEY(position)\nFV_EXACT\nFV_VISIBLE{}", &m,
+                         &err));
+    assert_int_equal(m.hooks, 1u << FV__HOOK_VISIBLE);
 }
 
 #define META "FV_META(\"x\")\n"
@@ -157,7 +158,13 @@ static void every_hook(void **state)
 static const struct { int line; const char *text, *word;
 } faults[] = {
     { 2, HOOK, "FV_META" },
-    { 2, META, "neither a hook nor a bound" },
+    { 2, META, "no hook" },
+    { 2, META "FV_LAST_KEY(position)\n" HOOK, "without FV_VISIBLE" },
+    { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_FIRST_KEY(position - a)\n", "without FV_VISIBLE" },
+    { 3, META HOOK "FV_EXACT\n", "FV_EXACT without" },
+    { 2, META "#include <math.h>\n" HOOK, "stands alone" },
+    { 2, META "# /**/ include \"x\"\n" HOOK, "no directive" },
+    { 2, META "#line 7\n" HOOK, "no directive" },
     { 1, "FV_META(x)\n" HOOK, "string" },
     { 1, "FV_META()\n" HOOK, "string" },
     { 1, "FV_META(\"\")\n" HOOK, "empty" },

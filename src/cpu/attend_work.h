@@ -253,7 +253,7 @@ static bool has_bits(int dtype, int want16) { return want16 ? bits_as(dtype) >= 
 static void find_hooks(work *w)
 {
     for (int i = 0; i < w->p->num_uses; i++) {
-        const fv__cpu_hooks *h = w->hooks[i] = w->p->uses[i].variant->cpu_hooks(V_TEXT(FV_ISA_NAME));
+        const fv__cpu_hooks *h = w->hooks[i] = fv__variant_hooks(w->p->uses[i].variant, V_TEXT(FV_ISA_NAME));
         w->has_score |= h->score != NULL;
         w->has_weight |= h->weight != NULL;
         w->has_key |= h->key != NULL;

@@ -15,13 +15,13 @@ typedef struct cpu_state {
     float *lse;                         /* [max_rows][num_q_heads]: for key sums when the caller asks for no lse */
 } cpu_state;
 
-/* A variant made from a user's text has hooks once it has been compiled for the level. */
+/* A user's variant is compiled for the level of the context that it was created in. */
 static fv_status check_compiled(const fv_ctx *ctx, const fv__problem *problem, fv_error *err)
 {
     for (int i = 0; i < problem->num_uses; i++) {
         const fv_variant *v = problem->uses[i].variant;
-        if (!v->cpu_hooks || !v->cpu_hooks(ctx->isa->name))
-            return fv__fail(err, FV_E_UNSUPPORTED, "problem.variants", i, 0, "the text of variant %s is not compiled for the CPU level %s",
+        if (!fv__variant_hooks(v, ctx->isa->name))
+            return fv__fail(err, FV_E_UNSUPPORTED, "problem.variants", i, 0, "variant %s is not compiled for the CPU level %s: create it in this context",
                             v->meta.name, ctx->isa->name);
     }
     return FV_OK;
