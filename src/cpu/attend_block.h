@@ -77,8 +77,8 @@ static uint64_t bounded_keys(const block *b, const row *r)
 {
     if (b->consecutive) return bit_range((int64_t)r->first - b->k_pos[0], fv__min64((int64_t)r->last - b->k_pos[0] + 1, b->n));
     uint64_t bits = 0;
-    for (int i = 0; i < b->n; i++) bits |= (uint64_t)(b->k_pos[i] >= r->first && b->k_pos[i] <= r->last) << i;
-    return bits;
+    for (int i = 0; i < KEYS; i++) bits |= (uint64_t)(b->k_pos[i] >= r->first && b->k_pos[i] <= r->last) << i;
+    return bits & bit_range(0, b->n);
 }
 
 static uint64_t refine(const work *w, block *b, const row *r, int head, uint64_t bits)
