@@ -31,6 +31,9 @@ static fv_status lse_view(runner *r)
 {
     const fv_tensor *t = &r->t->lse;
     if (!t->data) return FV_OK;
+    if (r->now->hooks >> FV__HOOK_WEIGHT & 1)
+        return fv__fail(r->err, FV_E_UNSUPPORTED, "tensors.lse", 1, 0,
+                        "tensors.lse is given, but a variant replaces the softmax (FV_WEIGHT): there is no lse");
     const int64_t heads = r->now->num_q_heads;
     /* two axes, neither need be dense: seen as [rows, heads, 1] */
     fv_tensor wide = *t;

@@ -285,6 +285,17 @@ static float token_scale(const fv__scale *s, const int64_t *at, int i)
     return s->kind == FV__SCALE_TOKEN_HEAD ? s->data[at[i]] : 1.0f;
 }
 
+/* A key hook must not know of rows: which ones a key is read for depends on how the work was cut. */
+static fv__at place_key(const work *w, block *b, int i)
+{
+    fv__at at = place_block(w, b, &w->rows[0], 0);
+    at.head = w->kv_head * w->p->group;
+    at.row = at.batch_row = at.q_pos = at.num_rows = at.num_keys = 0;
+    at.key += i;
+    at.k_pos += i;
+    return at;
+}
+
 static void fetch_key(work *w, block *b, int i, float *out)
 {
     const fv__run *r = w->run;
@@ -298,9 +309,7 @@ static void fetch_key(work *w, block *b, int i, float *out)
     if (r->k_block_scale.data) scale_groups(&r->k_block_scale, b->k_group_at[i], w->dk, out);
     if (!w->has_key) return;
     scale_line(out, w->dk_pad, constant_scale(w, &r->k_scale) * token_scale(&r->k_scale, b->k_scale_at, i));
-    fv__at at = place_block(w, b, &w->rows[0], 0);
-    at.key += i;
-    at.k_pos += i;
+    const fv__at at = place_key(w, b, i);
     for (int u = 0; u < w->p->num_uses; u++)
         if (w->hooks[u]->key) w->hooks[u]->key(out, w->dk, r->args[u], &at);
 }
@@ -321,9 +330,7 @@ static void fetch_value(work *w, block *b, int i, float *out)
     if (r->v_block_scale.data) scale_groups(&r->v_block_scale, b->v_group_at[i], w->dv, out);
     if (!w->has_value) return;
     scale_line(out, w->dv_pad, constant_scale(w, &r->v_scale) * token_scale(&r->v_scale, b->v_scale_at, i));
-    fv__at at = place_block(w, b, &w->rows[0], 0);
-    at.key += i;
-    at.k_pos += i;
+    const fv__at at = place_key(w, b, i);
     for (int u = 0; u < w->p->num_uses; u++)
         if (w->hooks[u]->value) w->hooks[u]->value(out, w->dv, r->args[u], &at);
 }

@@ -68,7 +68,7 @@ static void write_head(work *w, const row *r, int head, float m, float l, float 
     const fv__view *out = &w->run->o, *lse_out = &w->run->lse;
     fv__at at = place_at(w, r, head);
     if (w->has_sink) join_sinks(w, &at, &m, &l, o);
-    const float lse = lse_of(w, m, l);
+    const float lse = w->has_weight ? 0.0f : lse_of(w, m, l);
     const float factor = w->has_weight ? w->v_factor : l > 0 ? w->v_factor / l : l == 0 ? 0.0f : l;
     /* + 0: a sum that came out as -0 depends on how many empty blocks it met */
     for (int d = 0; d < w->dv_pad; d += V_LANES) v_store(o + d, v_fma(v_load(o + d), v_set(factor), v_set(0.0f)));
