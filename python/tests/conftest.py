@@ -20,3 +20,17 @@ def lib(request):
 def rng(request):
     """Another stream for each test, the same in every run."""
     return np.random.default_rng(sum(request.node.name.encode()))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="where the tests of torch and transformers run: cpu, cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    """A torch device; tests that use it are skipped where it is not there."""
+    torch = pytest.importorskip("torch")
+    name = request.config.getoption("--device")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        pytest.skip(f"{name} is not there")
+    return torch.device(name)

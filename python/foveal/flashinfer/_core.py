@@ -61,8 +61,9 @@ def _kind(spec, extras):
 
 
 def make_spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, *, sm_scale=None, causal=False, window_left=-1,
-              logits_soft_cap=None, pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, custom_mask=False, items=False):
-    """FlashInfer's words as a Spec. A custom mask replaces the causal one."""
+              logits_soft_cap=None, pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, custom_mask=False, items=False,
+              ranges=False):
+    """FlashInfer's words as a Spec. A custom mask replaces the causal one. ranges: of the keys that count (padding is what lies outside)."""
     variants = []
     alibi = pos_encoding_mode == "ALIBI"
     if pos_encoding_mode == "ROPE_LLAMA":
@@ -80,6 +81,8 @@ def make_spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim
         variants.append(("causal", ()))
     if items:
         variants.append(("items", ()))
+    if ranges:
+        variants.append(("ranges", ()))
     if window_left >= 0:
         variants.append(("window", (("left", int(window_left)),)))
     scale = 1.0 / math.sqrt(dim_qk) if sm_scale is None else float(sm_scale)
