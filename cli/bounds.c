@@ -146,7 +146,7 @@ static bool measure_read(bounds *b)
 {
     memory set;
     b->read_set = read_set_size();
-    if (!memory_allocate(b->read_set, &set))
+    if (!memory_allocate(NULL, b->read_set, &set))
         return false;
     memset(set.data, 1, (size_t)b->read_set);
     for (int i = 0; i < 7; i++) {
@@ -289,9 +289,34 @@ static void measure_flops(bounds *b, bool tiles)
     }
 }
 
-bool bounds_measure(int threads, bool tiles, bounds *out)
+/* A set of 1 GiB is far larger than any cache of a GPU. */
+static bool measure_gpu(gpu *g, bool tiles, bounds *b)
+{
+    memory set;
+    gpu_multiplier m = { 0 };
+    bool good = true;
+    b->read_set = min_i64((int64_t)1 << 30, gpu_free_bytes(g) / 4);
+    if (!memory_allocate(g, b->read_set, &set))
+        return false;
+    for (int i = 0; i < 5 && good; i++) {
+        double seconds = 0;
+        good = gpu_time_read(g, set.device, b->read_set, 0, 4, &seconds) &&
+               gpu_multiply_rate(g, tiles, &m);
+        if (good && (double)b->read_set / seconds > b->read)
+            b->read = (double)b->read_set / seconds;
+        if (good && m.rate > b->flops)
+            b->flops = m.rate;
+    }
+    b->multiplier = m.name;
+    memory_release(&set);
+    return good;
+}
+
+bool bounds_measure(gpu *g, int threads, bool tiles, bounds *out)
 {
     *out = (bounds){ .threads = threads };
+    if (g)
+        return measure_gpu(g, tiles, out);
     measure_flops(out, tiles);
     return measure_read(out);
 }

@@ -4,8 +4,7 @@
 #ifndef BOUNDS_H
 #define BOUNDS_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "memory.h"
 
 typedef struct bounds {
     int threads;
@@ -13,12 +12,13 @@ typedef struct bounds {
                                            of a set larger than the last-level cache */
     int64_t read_set;                   /* bytes of that set */
     double flops;                       /* flop/s of the multiplier below, all threads */
-    const char *multiplier;             /* "AMX bf16 tiles", "AVX-512 f32 FMA", ... */
+    const char *multiplier;             /* "AMX bf16 tiles", "AVX-512 f32 FMA",
+                                           "mma.sync bf16", ... */
 } bounds;
 
-/* Measures both. `tiles`: matrix tiles may be used for the types at hand (16-bit and 8-bit K and
- * V). About a second. */
-bool bounds_measure(int threads, bool tiles, bounds *out);
+/* Measures both, of the GPU where there is one. `tiles`: matrix tiles may be used for the types at
+ * hand (16-bit and 8-bit K and V). About a second. */
+bool bounds_measure(gpu *g, int threads, bool tiles, bounds *out);
 
 /* A streaming read of [data, data + bytes) by `threads` threads, in seconds; small sets are read
  * several times in a row. Starting the threads is not counted. */

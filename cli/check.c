@@ -205,6 +205,10 @@ static void check_row(checker *c, const serve *s, int layer, int64_t row)
     const place at = { .c = c, .s = s, .row = row, .request = request,
                        .position = s->step.positions[row], .layer = layer,
                        .pages = serve_page_list(s, request) };
+    const int64_t window = kind_of(&at)->window;
+    serve_look_at_rows(s, row, 1);
+    serve_look_at_keys(s, layer, request, window < 0 ? 0 : max_i64(0, at.position - window),
+                       at.position);
     check_keys(&at, &cache);
     for (int h = 0; h < HEADS_PER_ROW; h++)
         check_head(&at, &cache, draw(c, s->config.geometry.q_heads));
@@ -231,6 +235,7 @@ static void digest_layer(checker *c, const serve *s, int layer)
     const geometry *g = &s->config.geometry;
     const int64_t o_bytes = (int64_t)g->q_heads * g->dim_v * s->config.type->bytes,
                   lse_bytes = (int64_t)g->q_heads * 4;
+    serve_look_at_rows(s, 0, s->step.num_rows);
     for (int64_t i = 0; i < s->step.num_requests; i++) {
         const live_request *r = s->step.requests[i];
         const int64_t row = s->step.rows[i + 1] - 1;
@@ -250,4 +255,5 @@ void check_layer(void *user, serve *s, int layer)
     if (layer == c->layer && s->step.num_rows > 0)
         for (int64_t i = 0; i < c->rows_per_step; i++)
             check_row(c, s, layer, draw(c, s->step.num_rows));
+    serve_look_away(s, layer);
 }

@@ -1,15 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cmd_bench.c -- foveal bench: shapes whose limits are known, timed beside those limits.
- *
- * A case has candidates: two ways of the engine, or one, and a physical limit measured with the
- * same clock. They take turns (A B C, C B A, ...), so that a machine that slows down slows all of
- * them, and medians are compared. A result is one row: ours, a peer, the bound, all in one unit.
- * Rows can be appended to bench/results.csv.
- */
-#include "bounds.h"
+/* cmd_bench.c -- foveal bench: shapes whose limits are known, timed beside those limits; see
+ * bench.h. Rows can be appended to bench/results.csv. */
+#include "bench.h"
 #include "progress.h"
-#include "stats.h"
-#include "workload.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -18,39 +11,22 @@
 #include <string.h>
 #include <time.h>
 
-typedef struct bench {
-    fv_ctx *ctx;
-    cli_device device;
-    const char *filter, *commit;
-    double seconds;                     /* of measuring, for each case */
-    int threads;
-    FILE *csv, *json;
-    char device_name[128], date[16], commit_name[48];
-    int failures, rows;
-} bench;
-
 /* ---- candidates ---- */
 
-enum { MAX_CANDIDATES = 4, MIN_ROUNDS = 5, MAX_ROUNDS = 2000 };
+enum { MIN_ROUNDS = 5, MAX_ROUNDS = 2000 };
 
-typedef struct candidate {
-    double (*measure)(void *arg);       /* seconds; negative: failed */
-    void *arg;
-    sample times;
-} candidate;
-
-static double time_run(void *arg)
+double bench_time_run(void *arg)
 {
     fv_error err = { 0 };
-    const double start = cli_now();
-    if (workload_run(arg, &err) == FV_OK)
-        return cli_now() - start;
+    double seconds;
+    if (workload_time(arg, &seconds, &err) == FV_OK)
+        return seconds;
     cli_failed("run", &err);
     return -1;
 }
 
 /* A step is planned many times in a row: the clock's own cost and resolution drop out. */
-static double time_plan(void *arg)
+double bench_time_plan(void *arg)
 {
     enum { TIMES = 16 };
     fv_error err = { 0 };
@@ -63,32 +39,8 @@ static double time_plan(void *arg)
     return (cli_now() - start) / TIMES;
 }
 
-typedef struct read_floor {
-    const workload *w; /* reads as many bytes as its plan has to, from its own K and V */
-    int threads;
-} read_floor;
-
-static double time_read(void *arg)
-{
-    const read_floor *f = arg;
-    const int64_t half = (int64_t)(f->w->bytes / 2);
-    return bounds_read_time(f->w->k.data, half, f->threads) +
-           bounds_read_time(f->w->v.data, half, f->threads);
-}
-
-typedef struct multiply_floor {
-    double flops;
-    int threads;
-} multiply_floor;
-
-static double time_multiply(void *arg)
-{
-    const multiply_floor *f = arg;
-    return f->flops / bounds_multiply_rate(f->threads, true);
-}
-
 /* Takes turns until the time is used up. false: a candidate failed. */
-static bool take_turns(bench *b, candidate *c, int n)
+bool bench_take_turns(bench *b, candidate *c, int n)
 {
     double spent = 0;
     for (int i = 0; i < n; i++)
@@ -109,14 +61,6 @@ static bool take_turns(bench *b, candidate *c, int n)
 }
 
 /* ---- rows ---- */
-
-typedef struct result {
-    const char *goal;                   /* of the goals that docs/cli.md names; "0": none */
-    const char *name, *unit, *peer;     /* peer NULL: none */
-    double ours, low, high;             /* median, p10 and p90, in `unit` */
-    double peer_value, bound;           /* bound 0: none */
-    bool rate;                          /* more is better */
-} result;
 
 static void print_number(char *out, size_t size, double x)
 {
@@ -176,7 +120,7 @@ static void write_json(bench *b, const result *r)
     json_decref(o);
 }
 
-static void report(bench *b, const result *r)
+void bench_report(bench *b, const result *r)
 {
     b->rows++;
     if (b->json != stdout)
@@ -185,8 +129,7 @@ static void report(bench *b, const result *r)
     write_json(b, r);
 }
 
-/* Times of a candidate in a unit: x = per / seconds for rates, seconds x per for times. */
-static void set_ours(result *r, candidate *c, double per, bool rate)
+void bench_set_ours(result *r, candidate *c, double per, bool rate)
 {
     const double low = sample_percentile(&c->times, 10), middle = sample_percentile(&c->times, 50),
                  high = sample_percentile(&c->times, 90);
@@ -196,31 +139,17 @@ static void set_ours(result *r, candidate *c, double per, bool rate)
     r->high = rate ? per / low : per * high;
 }
 
-static double median(candidate *c) { return sample_percentile(&c->times, 50); }
+double bench_median(candidate *c) { return sample_percentile(&c->times, 50); }
 
-static void free_candidates(candidate *c, int n)
+void bench_free(candidate *c, int n)
 {
     for (int i = 0; i < n; i++)
         sample_free(&c[i].times);
 }
 
-/* ---- cases ---- */
+/* ---- what cases share ---- */
 
-static bool wanted(const bench *b, const char *name)
-{
-    return !b->filter || strstr(name, b->filter);
-}
-
-/* Room for workloads of these bytes, with a margin for everybody else. */
-static bool fits(const char *name, int64_t bytes)
-{
-    if (bytes <= cli_available_memory() / 10 * 8)
-        return true;
-    fprintf(stderr, "foveal: %s is left out: it needs %.1f GB\n", name, (double)bytes / 1e9);
-    return false;
-}
-
-static int32_t *constant(int64_t n, int32_t x)
+int32_t *bench_constant(int64_t n, int32_t x)
 {
     int32_t *a = need((size_t)n, sizeof *a);
     for (int64_t i = 0; i < n; i++)
@@ -228,269 +157,49 @@ static int32_t *constant(int64_t n, int32_t x)
     return a;
 }
 
-/* Decode of n requests of L keys in bf16 beside a streaming read of the same bytes; int8 beside
- * bf16. */
-static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, bool quantised)
+void bench_zipf(int32_t lengths[BENCH_SKEW_REQUESTS])
 {
-    int32_t *rows = constant(n, 1), *lengths = constant(n, length);
-    workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
-                           .num_requests = n, .rows = rows, .lengths = lengths };
-    workload full, small = { 0 };
-    bool good = true;
-    if (fits(name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
-        good = workload_open(b->ctx, &desc, &full);
-        desc.kv_dtype = "int8";
-        good = good && (!quantised || workload_open(b->ctx, &desc, &small));
-        read_floor floors[] = { { &full, b->threads }, { &small, b->threads } };
-        candidate c[] = { { time_run, &full, { 0 } },
-                          { time_read, &floors[0], { 0 } },
-                          { time_run, &small, { 0 } },
-                          { time_read, &floors[1], { 0 } } };
-        good = good && take_turns(b, c, quantised ? 4 : 2);
-        if (good && quantised) {
-            result r = { .goal = "18a", .name = name, .unit = "ms", .peer = "own bf16",
-                         .peer_value = 1e3 * median(&c[0]), .bound = 1e3 * median(&c[3]) };
-            set_ours(&r, &c[2], 1e3, false);
-            report(b, &r);
-        } else if (good) {
-            result r = { .goal = "18a", .name = name, .unit = "GB/s",
-                         .bound = full.bytes / 1e9 / median(&c[1]) };
-            set_ours(&r, &c[0], full.bytes / 1e9, true);
-            report(b, &r);
-        }
-        free_candidates(c, 4);
-        workload_close(&full);
-        workload_close(&small);
-    }
-    free(rows);
-    free(lengths);
-    return good;
-}
-
-/* One causal prompt beside the fastest multiplier. */
-static bool prefill_case(bench *b, const char *name, int32_t length)
-{
-    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = 1,
-                                 .rows = &length, .lengths = &length };
-    workload w;
-    bool good = workload_open(b->ctx, &desc, &w);
-    multiply_floor floor = { w.flops, b->threads };
-    candidate c[] = { { time_run, &w, { 0 } }, { time_multiply, &floor, { 0 } } };
-    good = good && take_turns(b, c, 2);
-    if (good) {
-        result r = {
-            .goal = "18b", .name = name, .unit = "GFLOP/s", .bound = w.flops / 1e9 / median(&c[1])
-        };
-        set_ours(&r, &c[0], w.flops / 1e9, true);
-        report(b, &r);
-    }
-    free_candidates(c, 2);
-    workload_close(&w);
-    return good;
-}
-
-/* Two ways of the engine and the floor of the first: milliseconds. `rates`: also a row for the
- * peer's rate of reading. */
-typedef struct pair {
-    const char *goal, *name, *peer;
-    workload_desc ours, other;
-    bool prefill;                       /* the floor is the multiplier, not reading */
-    bool rates;
-} pair;
-
-static void report_pair(bench *b, const pair *p, candidate *c, const workload *ours,
-                        const workload *other)
-{
-    char name[64];
-    result r = { .goal = p->goal, .name = p->name, .unit = "ms", .peer = p->peer,
-                 .peer_value = 1e3 * median(&c[1]), .bound = 1e3 * median(&c[2]) };
-    set_ours(&r, &c[0], 1e3, false);
-    report(b, &r);
-    if (!p->rates)
-        return;
-    snprintf(name, sizeof name, "%s off", p->name);
-    result rate = {
-        .goal = p->goal, .name = name, .unit = "GB/s", .bound = ours->bytes / 1e9 / median(&c[2])
-    };
-    set_ours(&rate, &c[1], other->asked_bytes / 1e9, true);
-    report(b, &rate);
-}
-
-static bool pair_case(bench *b, const pair *p)
-{
-    workload ours, other = { 0 };
-    bool good = workload_open(b->ctx, &p->ours, &ours) && workload_open(b->ctx, &p->other, &other);
-    read_floor reading = { &ours, b->threads };
-    multiply_floor multiplying = { ours.flops, b->threads };
-    candidate c[] = { { time_run, &ours, { 0 } },
-                      { time_run, &other, { 0 } },
-                      { time_read, &reading, { 0 } } };
-    if (p->prefill)
-        c[2] = (candidate){ time_multiply, &multiplying, { 0 } };
-    good = good && take_turns(b, c, 3);
-    if (good)
-        report_pair(b, p, c, &ours, &other);
-    free_candidates(c, 3);
-    workload_close(&ours);
-    workload_close(&other);
-    return good;
-}
-
-/* 16 requests, 16384 keys in all: in proportion to 1/i, against 1024 each. */
-static bool skew_case(bench *b, const char *name, int32_t q_heads, int32_t kv_heads)
-{
-    enum { N = 16, TOTAL = 16384 };
-    int32_t *rows = constant(N, 1), *even = constant(N, TOTAL / N), zipf[N], left = TOTAL;
     double harmonic = 0;
-    for (int i = 0; i < N; i++)
+    int32_t left = BENCH_SKEW_TOTAL;
+    for (int i = 0; i < BENCH_SKEW_REQUESTS; i++)
         harmonic += 1.0 / (i + 1);
-    for (int i = N - 1; i >= 0; i--)
-        left -= zipf[i] = i ? (int32_t)lround(TOTAL / (harmonic * (i + 1))) : left;
-    const workload_desc flat = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128,
-                                 .page_size = 16, .num_requests = N, .rows = rows,
-                                 .lengths = even };
-    pair p = {
-        .goal = "5", .name = name, .peer = "own constant lengths", .ours = flat, .other = flat
-    };
-    p.ours.lengths = zipf;
-    const bool good = pair_case(b, &p);
-    free(rows);
-    free(even);
-    return good;
+    for (int i = BENCH_SKEW_REQUESTS - 1; i >= 0; i--)
+        left -= lengths[i] =
+            i ? (int32_t)lround(BENCH_SKEW_TOTAL / (harmonic * (i + 1))) : left;
 }
 
-/* n requests that share 4096 keys and have 64 of their own: prefix found and read once, against
- * every request reading all. */
-static bool prefix_case(bench *b, const char *name, int64_t n, int32_t q_heads, int32_t kv_heads)
+bool bench_plan(bench *b, const char *name, int64_t n, int32_t rows_each, bool ragged)
 {
-    int32_t *rows = constant(n, 1), *lengths = constant(n, 4096 + 64);
-    const workload_desc off = { .q_heads = q_heads, .kv_heads = kv_heads, .dim = 128,
-                                .page_size = 16, .num_requests = n, .rows = rows,
-                                .lengths = lengths, .prefix = n > 1 ? 4096 : 0 };
-    pair p = { .goal = "12", .name = name, .peer = "own sharing off", .ours = off, .other = off,
-               .rates = true };
-    p.ours.sharing = true;
-    const bool good = pair_case(b, &p);
-    free(rows);
-    free(lengths);
-    return good;
-}
-
-/* Shuffled pages against one run of keys a request: decode of 8 x 4096, or a prompt of 2048. */
-static bool pages_case(bench *b, const char *name, int32_t page_size, bool prefill)
-{
-    const int64_t n = prefill ? 1 : 8;
-    int32_t *lengths = constant(n, prefill ? 2048 : 4096), *rows = constant(n, prefill ? 2048 : 1);
-    const workload_desc ragged = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = n,
-                                   .rows = rows, .lengths = lengths };
-    pair p = { .goal = "7", .name = name, .peer = "own contiguous", .ours = ragged, .other = ragged,
-               .prefill = prefill };
-    p.ours.page_size = page_size;
-    const bool good = pair_case(b, &p);
-    free(rows);
-    free(lengths);
-    return good;
-}
-
-/* The same bits whatever runs beside a request, against the fastest mode. */
-static bool invariant_case(bench *b, const char *name, int64_t n, int32_t length)
-{
-    int32_t *lengths = constant(n, length), *rows = constant(n, 1);
-    const workload_desc fast = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
-                                 .num_requests = n, .rows = rows, .lengths = lengths };
-    pair p = { .goal = "16", .name = name, .peer = "own fastest", .ours = fast, .other = fast };
-    p.ours.invariant = true;
-    const bool good = pair_case(b, &p);
-    free(rows);
-    free(lengths);
-    return good;
-}
-
-/* fv_plan_update alone. Lengths of "ragged" batches are spread over 16..2047. */
-static bool plan_case(bench *b, const char *name, int64_t n, int32_t rows_each, bool ragged)
-{
-    int32_t *rows = constant(n, rows_each), *lengths = constant(n, rows_each);
+    int32_t *rows = bench_constant(n, rows_each), *lengths = bench_constant(n, rows_each);
     for (int64_t i = 0; i < n && ragged; i++)
         lengths[i] = (int32_t)(16 + mix64(11, (uint64_t)i) % 2032);
     const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
                                  .num_requests = n, .rows = rows, .lengths = lengths,
                                  .no_tensors = true };
     workload w;
-    bool good = workload_open(b->ctx, &desc, &w);
-    candidate c = { time_plan, &w, { 0 } };
-    good = good && take_turns(b, &c, 1);
+    bool good = workload_open(b->ctx, b->gpu, &desc, &w);
+    candidate c = { bench_time_plan, &w, { 0 } };
+    good = good && bench_take_turns(b, &c, 1);
     if (good) {
         result r = { .goal = "0", .name = name, .unit = "us" };
-        set_ours(&r, &c, 1e6, false);
-        report(b, &r);
+        bench_set_ours(&r, &c, 1e6, false);
+        bench_report(b, &r);
     }
-    free_candidates(&c, 1);
+    bench_free(&c, 1);
     workload_close(&w);
     free(rows);
     free(lengths);
     return good;
 }
 
-static bool decode_8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, false); }
-static bool decode_1(bench *b, const char *name) { return decode_case(b, name, 1, 4096, false); }
-static bool decode_8_int8(bench *b, const char *name)
-{
-    return decode_case(b, name, 8, 32768, true);
-}
-static bool decode_1_int8(bench *b, const char *name)
-{
-    return decode_case(b, name, 1, 4096, true);
-}
-static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048); }
-static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192); }
-static bool decode_page_1(bench *b, const char *name) { return pages_case(b, name, 1, false); }
-static bool decode_page_16(bench *b, const char *name) { return pages_case(b, name, 16, false); }
-static bool prefill_page_1(bench *b, const char *name) { return pages_case(b, name, 1, true); }
-static bool prefill_page_16(bench *b, const char *name) { return pages_case(b, name, 16, true); }
-static bool invariant_8(bench *b, const char *name) { return invariant_case(b, name, 8, 4096); }
-static bool invariant_1(bench *b, const char *name) { return invariant_case(b, name, 1, 32768); }
-static bool skew_32_32(bench *b, const char *name) { return skew_case(b, name, 32, 32); }
-static bool skew_32_8(bench *b, const char *name) { return skew_case(b, name, 32, 8); }
-static bool skew_32_4(bench *b, const char *name) { return skew_case(b, name, 32, 4); }
-static bool prefix_32_32(bench *b, const char *name) { return prefix_case(b, name, 16, 32, 32); }
-static bool prefix_32_8(bench *b, const char *name) { return prefix_case(b, name, 16, 32, 8); }
-static bool prefix_one(bench *b, const char *name) { return prefix_case(b, name, 1, 32, 8); }
-static bool plan_decodes(bench *b, const char *name) { return plan_case(b, name, 256, 1, true); }
-static bool plan_ragged(bench *b, const char *name) { return plan_case(b, name, 4096, 1, true); }
-static bool plan_prefill(bench *b, const char *name) { return plan_case(b, name, 32, 8192, false); }
-
-static const struct {
-    const char *name;
-    bool (*run)(bench *b, const char *name);
-} cases[] = {
-    { "plan 256 decodes", plan_decodes },
-    { "plan 4096 ragged decodes", plan_ragged },
-    { "plan 32 prefills of 8192", plan_prefill },
-    { "decode b=8 L=32768 32/8", decode_8 },
-    { "decode b=1 L=4096 32/8", decode_1 },
-    { "decode b=8 L=32768 32/8 int8", decode_8_int8 },
-    { "decode b=1 L=4096 32/8 int8", decode_1_int8 },
-    { "skew zipf b=16 32/32", skew_32_32 },
-    { "skew zipf b=16 32/8", skew_32_8 },
-    { "skew zipf b=16 32/4", skew_32_4 },
-    { "prefix 4096+64 b=16 32/32", prefix_32_32 },
-    { "prefix 4096+64 b=16 32/8", prefix_32_8 },
-    { "prefix 4096+64 b=1 32/8", prefix_one },
-    { "prefill L=2048 32/8", prefill_2k },
-    { "prefill L=8192 32/8", prefill_8k },
-    { "pages of 1 decode b=8 L=4096", decode_page_1 },
-    { "pages of 16 decode b=8 L=4096", decode_page_16 },
-    { "pages of 1 prefill L=2048", prefill_page_1 },
-    { "pages of 16 prefill L=2048", prefill_page_16 },
-    { "invariant decode b=8 L=4096", invariant_8 },
-    { "invariant decode b=1 L=32768", invariant_1 },
-};
-
-enum { NUM_CASES = sizeof cases / sizeof cases[0] };
-
 /* ---- the command ---- */
 
-/* The processor's name without what a CSV field cannot hold. */
+static bool wanted(const bench *b, const char *name)
+{
+    return !b->filter || strstr(name, b->filter);
+}
+
+/* The GPU's or the processor's name without what a CSV field cannot hold. */
 static void name_device(bench *b)
 {
     char line[256], name[96] = "cpu";
@@ -501,6 +210,8 @@ static void name_device(bench *b)
     if (file)
         fclose(file);
     snprintf(b->device_name, sizeof b->device_name, "%s x%d", name, b->threads);
+    if (b->gpu)
+        snprintf(b->device_name, sizeof b->device_name, "%s", gpu_name(b->gpu));
     for (char *c = b->device_name; *c; c++)
         if (*c == ',' || *c == '"')
             *c = ' ';
@@ -533,27 +244,59 @@ static bool open_csv(bench *b, const char *path)
     return true;
 }
 
+static bool case_of(const bench *b, int n, bench_case *out)
+{
+    return b->gpu ? bench_gpu_case(n, out) : bench_cpu_case(n, out);
+}
+
 static void run_cases(bench *b)
 {
     progress bar = progress_begin();
+    bench_case one;
+    int count = 0;
+    while (case_of(b, count, &one))
+        count++;
     if (b->json != stdout)
         printf("%s\n%-38s %-8s %10s  %-20s %10s %6s  %s\n", b->device_name, "case", "unit",
                "median", "p10..p90", "bound", "share", "peer");
-    for (int i = 0; i < NUM_CASES; i++)
-        if (wanted(b, cases[i].name)) {
+    for (int i = 0; case_of(b, i, &one); i++)
+        if (wanted(b, one.name)) {
             bar.last = 0;
-            progress_show(&bar, (double)i / NUM_CASES, cases[i].name);
+            progress_show(&bar, (double)i / count, one.name);
             if (bar.shown)
                 fputs("\r\033[K", stderr);
-            b->failures += !cases[i].run(b, cases[i].name);
+            b->failures += !one.run(b, one.name);
         }
     progress_end(&bar);
 }
 
-static int list_cases(void)
+static int list_cases(const cli_device *device)
 {
-    for (int i = 0; i < NUM_CASES; i++)
-        puts(cases[i].name);
+    const char *name = device->device ? device->device : getenv("FV_DEVICE");
+    const bool on_gpu = name && !strncmp(name, "cuda", 4);
+    bench_case one;
+    for (int i = 0; on_gpu ? bench_gpu_case(i, &one) : bench_cpu_case(i, &one); i++)
+        puts(one.name);
+    return CLI_OK;
+}
+
+/* On a GPU: with a set to read, 2 GiB or as much as there is. */
+static int on_device(bench *b)
+{
+    enum { PARTS = 8 };
+    const int64_t most = (int64_t)2 << 30;
+    gpu_open(b->ctx, &b->gpu);
+    name_device(b);
+    if (b->gpu && !memory_allocate(b->gpu, min_i64(most, gpu_free_bytes(b->gpu) / PARTS), &b->set))
+        return CLI_FAILED;
+    run_cases(b);
+    memory_release(&b->set);
+    gpu_close(&b->gpu);
+    if (b->failures)
+        return cli_fail("%d cases failed", b->failures);
+    if (b->rows + b->left_out == 0)
+        return cli_misuse("no case's name holds \"%s\"; --list names them",
+                          b->filter ? b->filter : "");
     return CLI_OK;
 }
 
@@ -583,11 +326,8 @@ int cmd_bench(int argc, char **argv)
     if (first < argc)
         return cli_misuse("bench takes no argument \"%s\"", argv[first]);
     if (list)
-        return list_cases();
-    if (!memory_supported(&b.device))
-        return CLI_FAILED;
+        return list_cases(&b.device);
     b.threads = cli_threads(&b.device);
-    name_device(&b);
     name_commit(&b);
     const time_t now = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&now));
@@ -596,13 +336,8 @@ int cmd_bench(int argc, char **argv)
     if (json && !(b.json = cli_create(json)))
         code = cli_fail("%s: %s", json, strerror(errno));
     else if ((code = cli_open(&b.device, &b.ctx)) == CLI_OK) {
-        run_cases(&b);
+        code = on_device(&b);
         fv_close(&b.ctx);
-        if (b.failures)
-            code = cli_fail("%d cases failed", b.failures);
-        else if (b.rows == 0)
-            code = cli_misuse("no case's name holds \"%s\"; --list names them",
-                              b.filter ? b.filter : "");
     }
     if (b.csv && !cli_close(b.csv))
         code = cli_fail("%s could not be written", csv);

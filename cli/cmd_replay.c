@@ -119,8 +119,6 @@ static int configure(replay *r, const replay_options *o)
     r->no_prefix = strcmp(o->prefix, "off") == 0;
     r->scheduling.speed = o->speed;
     r->where = o->device;
-    const char *device = o->device.device ? o->device.device : getenv("FV_DEVICE");
-    r->device = device ? device : "cpu";
     return CLI_OK;
 }
 
@@ -171,7 +169,8 @@ static int choose_pool(replay *r, int64_t given)
 {
     serve_config *c = &r->config;
     const int64_t wanted = measure_requests(r),
-                  affordable = cli_available_memory() / 2 / serve_page_bytes(c);
+                  affordable = (r->gpu ? gpu_free_bytes(r->gpu) : cli_available_memory()) / 2 /
+                               serve_page_bytes(c);
     const int64_t longest = div_up(c->max_length, c->page_size);
     c->max_requests = min_i64(c->max_requests, r->trace.count);
     c->num_pages = given ? given : min_i64(wanted, max_i64(affordable, 1));
@@ -365,7 +364,7 @@ static int with_cache(replay *r, fv_ctx *ctx, FILE *json, bool want_picture)
     if (fv_cache_create(ctx, &desc, &cache, &err) != FV_OK)
         return cli_failed("cannot make the cache", &err);
     int code = CLI_FAILED;
-    if (serve_open(ctx, c, &engine))
+    if (serve_open(ctx, r->gpu, c, &engine))
         code = serve_trace(r, ctx, &engine, cache, json, want_picture);
     serve_close(&engine);
     fv_cache_destroy(&cache);
@@ -397,6 +396,31 @@ static int write_results(replay *r, const replay_options *o, FILE *json)
     return code;
 }
 
+/* "cpu, 8 threads" or "cuda:0, NVIDIA H200". */
+static void name_device(replay *r)
+{
+    const char *name = r->where.device ? r->where.device : getenv("FV_DEVICE");
+    r->device = name && *name ? name : "cpu";
+    if (r->gpu)
+        snprintf(r->device_text, sizeof r->device_text, "%s, %s", r->device, gpu_name(r->gpu));
+    else
+        snprintf(r->device_text, sizeof r->device_text, "%s, %d threads", r->device,
+                 r->bounds.threads);
+}
+
+static int on_device(replay *r, const replay_options *o, fv_ctx *ctx, FILE *json)
+{
+    r->bounds.threads = cli_threads(&r->where);
+    name_device(r);
+    const int code = choose_pool(r, o->pages);
+    if (code != CLI_OK)
+        return code;
+    if (strcmp(o->bounds, "on") == 0 &&
+        !bounds_measure(r->gpu, r->bounds.threads, r->config.type->bytes == 2, &r->bounds))
+        return CLI_FAILED;
+    return with_cache(r, ctx, json, o->report != NULL);
+}
+
 static int run(replay *r, const replay_options *o)
 {
     fv_ctx *ctx = NULL;
@@ -405,12 +429,9 @@ static int run(replay *r, const replay_options *o)
         return cli_fail("%s: %s", o->json, strerror(errno));
     int code = cli_open(&r->where, &ctx);
     if (code == CLI_OK) {
-        r->bounds.threads = cli_threads(&r->where);
-        if (strcmp(o->bounds, "on") == 0 &&
-            !bounds_measure(r->bounds.threads, r->config.type->bytes == 2, &r->bounds))
-            code = CLI_FAILED;
-        else
-            code = with_cache(r, ctx, json, o->report != NULL);
+        gpu_open(ctx, &r->gpu);
+        code = on_device(r, o, ctx, json);
+        gpu_close(&r->gpu);
         fv_close(&ctx);
     }
     if (code == CLI_OK)
@@ -442,9 +463,7 @@ int cmd_replay(int argc, char **argv)
     r.path = argv[first];
     if ((code = configure(&r, &o)) != CLI_OK)
         return code;
-    if (!memory_supported(&o.device))
-        return CLI_FAILED;
-    if ((code = read_trace(&r, &o)) == CLI_OK && (code = choose_pool(&r, o.pages)) == CLI_OK) {
+    if ((code = read_trace(&r, &o)) == CLI_OK) {
         r.checker = (checker){ .trace = &r.trace, .rows_per_step = o.check, .digesting = o.digest,
                                .random = r.config.seed };
         code = run(&r, &o);

@@ -26,6 +26,8 @@ typedef struct replay {
     cli_device where;
     bool no_prefix;
     /* found */
+    gpu *gpu;                           /* NULL: the CPU */
+    char device_text[128];              /* the device for people */
     bounds bounds;
     replay_step *steps;
     int64_t num_steps, step_room;

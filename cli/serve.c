@@ -20,7 +20,7 @@ static fv_tensor plane_tensor(const serve *s, int plane, int layer)
     const serve_plane *p = &s->planes[plane];
     if (!p->dim)
         return (fv_tensor){ 0 };
-    return rows_tensor(p->step.data + (int64_t)layer * LAYER_SHIFT * s->config.type->bytes,
+    return rows_tensor(p->step.device + (int64_t)layer * LAYER_SHIFT * s->config.type->bytes,
                        s->config.type, s->step.num_rows, p->heads, p->dim, p->stride);
 }
 
@@ -30,7 +30,7 @@ static fv_tensor cache_tensor(const serve *s, const memory *m, int64_t dim)
     const int64_t heads = c->geometry.kv_heads;
     if (!m->data)
         return (fv_tensor){ 0 };
-    return (fv_tensor){ .data = m->data, .dtype = c->cache_type->name, .ndim = 4,
+    return (fv_tensor){ .data = m->device, .dtype = c->cache_type->name, .ndim = 4,
                         .shape = { c->num_pages, c->page_size, heads, dim },
                         .stride = { c->page_size * heads * dim, heads * dim, dim, 1 } };
 }
@@ -41,7 +41,7 @@ static int turned_plane(const serve *s) { return s->config.geometry.tail ? PLANE
 static fv_tensor turned_tensor(const serve *s)
 {
     const serve_plane *p = &s->planes[turned_plane(s)];
-    return rows_tensor(s->q_turned.data, s->config.type, s->step.num_rows, p->heads, p->dim,
+    return rows_tensor(s->q_turned.device, s->config.type, s->step.num_rows, p->heads, p->dim,
                        p->heads * p->dim);
 }
 
@@ -58,8 +58,8 @@ static bool open_plane(serve *s, int plane, int64_t heads, int64_t dim)
     p->heads = heads;
     p->dim = dim;
     p->stride = stride;
-    if (!memory_allocate(s->source_rows * stride * type->bytes, &p->source) ||
-        !memory_allocate(s->config.token_budget * stride * type->bytes, &p->step))
+    if (!memory_allocate(NULL, s->source_rows * stride * type->bytes, &p->source) ||
+        !memory_allocate(s->gpu, s->config.token_budget * stride * type->bytes, &p->step))
         return false;
     element_fill(type, p->source.data, s->source_rows * stride, 1,
                  mix64(s->config.seed, (uint64_t)plane));
@@ -88,9 +88,9 @@ static bool open_caches(serve *s)
     s->k_tail = need((size_t)c->layers, sizeof *s->k_tail);
     s->v = need((size_t)c->layers, sizeof *s->v);
     for (int l = 0; l < c->layers; l++) {
-        if (!memory_allocate(token * (g->dim_qk - g->tail), &s->k[l]) ||
-            (g->tail && !memory_allocate(token * g->tail, &s->k_tail[l])) ||
-            (!g->v_in_k && !memory_allocate(token * g->dim_v, &s->v[l])))
+        if (!memory_allocate(s->gpu, token * (g->dim_qk - g->tail), &s->k[l]) ||
+            (g->tail && !memory_allocate(s->gpu, token * g->tail, &s->k_tail[l])) ||
+            (!g->v_in_k && !memory_allocate(s->gpu, token * g->dim_v, &s->v[l])))
             return false;
     }
     return true;
@@ -101,10 +101,10 @@ static bool open_outputs(serve *s)
     const serve_config *c = &s->config;
     const geometry *g = &c->geometry;
     const int64_t heads = c->token_budget * g->q_heads;
-    return memory_allocate(heads * (g->tail ? g->tail : g->dim_qk) * c->type->bytes,
+    return memory_allocate(s->gpu, heads * (g->tail ? g->tail : g->dim_qk) * c->type->bytes,
                            &s->q_turned) &&
-           memory_allocate(heads * g->dim_v * c->type->bytes, &s->o) &&
-           memory_allocate(heads * 4, &s->lse);
+           memory_allocate(s->gpu, heads * g->dim_v * c->type->bytes, &s->o) &&
+           memory_allocate(s->gpu, heads * 4, &s->lse);
 }
 
 static void open_step(serve *s)
@@ -151,10 +151,10 @@ static fv_status open_plan(serve *s, int kind, fv_error *err)
     return fv_plan_create(s->ctx, &problem, &limits, &s->plans[kind], err);
 }
 
-bool serve_open(fv_ctx *ctx, const serve_config *config, serve *out)
+bool serve_open(fv_ctx *ctx, gpu *where, const serve_config *config, serve *out)
 {
     fv_error err = { 0 };
-    *out = (serve){ .config = *config, .ctx = ctx };
+    *out = (serve){ .config = *config, .ctx = ctx, .gpu = where };
     const geometry *g = &config->geometry;
     out->cache_scale =
         config->cache_type->bytes == 1 ? CACHE_AMPLITUDE / config->cache_type->largest : 1;
@@ -188,6 +188,8 @@ void serve_close(serve *s)
         memory_release(&s->planes[p].source);
         memory_release(&s->planes[p].step);
     }
+    for (int i = 0; i < NUM_LISTS; i++)
+        memory_release(&s->lists[i]);
     memory_release(&s->q_turned);
     memory_release(&s->o);
     memory_release(&s->lse);
@@ -238,6 +240,39 @@ static void gather(serve *s, int plane)
         const int64_t row = (int64_t)(s->step.tokens[i] % (uint64_t)s->source_rows);
         memcpy(p->step.data + i * bytes, p->source.data + row * bytes, (size_t)bytes);
     }
+    memory_put(&p->step, 0, s->step.num_rows * bytes);
+}
+
+/* A list of integers as the engine takes it; on a GPU also where kernels find it, as a serving
+ * engine keeps it. false: message printed. */
+static bool put_list(serve *s, int list, fv_index *x)
+{
+    memory *m = &s->lists[list];
+    const int64_t bytes = ((x->count - 1) * x->stride + 1) * (int64_t)sizeof(int32_t);
+    if (!s->gpu || !x->host || x->count < 1)
+        return true;
+    if (m->bytes < bytes) {
+        memory_release(m);
+        if (!memory_allocate(s->gpu, bytes, m))
+            return false;
+    }
+    memcpy(m->data, x->host, (size_t)bytes);
+    memory_put(m, 0, bytes);
+    x->device = m->device;
+    return true;
+}
+
+static fv_status put_lists(serve *s, fv_error *err)
+{
+    serve_step *t = &s->step;
+    t->row_list = fv_i32(t->rows, t->num_requests + 1);
+    t->length_list = fv_i32(t->lengths, t->num_requests);
+    if (put_list(s, LIST_ROWS, &t->row_list) && put_list(s, LIST_LENGTHS, &t->length_list) &&
+        put_list(s, LIST_TABLE_ROWS, &t->pages.table_rows) &&
+        put_list(s, LIST_PAGES, &t->pages.ids))
+        return FV_OK;
+    snprintf(err->text, sizeof err->text, "no memory on the GPU for the page table");
+    return err->status = FV_E_NO_MEMORY;
 }
 
 fv_status serve_prepare(serve *s, const scheduler *from, fv_error *err)
@@ -249,8 +284,9 @@ fv_status serve_prepare(serve *s, const scheduler *from, fv_error *err)
             take_request(s, from, from->running[i]);
     for (int p = 0; p < NUM_PLANES; p++)
         gather(s, p);
-    return fv_cache_pages(from->cache, s->step.sequences, s->step.num_requests, &s->step.pages,
-                          err);
+    const fv_status status = fv_cache_pages(from->cache, s->step.sequences, s->step.num_requests,
+                                            &s->step.pages, err);
+    return status == FV_OK ? put_lists(s, err) : status;
 }
 
 /* The page list of request i of the step. */
@@ -265,21 +301,22 @@ const int32_t *serve_page_list(const serve *s, int64_t i)
 static fv_status update_plans(serve *s, fv_error *err)
 {
     const serve_step *t = &s->step;
-    const fv_batch batch = { .num_requests = t->num_requests,
-                             .rows = fv_i32(t->rows, t->num_requests + 1),
-                             .lengths = fv_i32(t->lengths, t->num_requests), .pages = t->pages };
+    const fv_batch batch = { .num_requests = t->num_requests, .rows = t->row_list,
+                             .lengths = t->length_list, .pages = t->pages };
     for (int kind = 0; kind < s->config.geometry.num_kinds; kind++) {
-        const fv_status status = fv_plan_update(s->plans[kind], NULL, &batch, NULL, err);
+        const fv_status status =
+            fv_plan_update(s->plans[kind], NULL, &batch, gpu_stream(s->gpu), err);
         if (status != FV_OK)
             return status;
     }
     return FV_OK;
 }
 
-static fv_status append(serve *s, int layer, const layer_kind *kind, fv_error *err)
+static fv_status append(serve *s, int layer, fv_error *err)
 {
     const serve_step *t = &s->step;
     const geometry *g = &s->config.geometry;
+    const layer_kind *kind = &g->kinds[geometry_kind(g, layer)];
     const bool scaled = s->cache_scale != 1, turns = kind->rope.rotary_dim > 0;
     const fv_append_desc desc = {
         .k_scale_kind = scaled ? "tensor" : NULL,
@@ -295,15 +332,16 @@ static fv_status append(serve *s, int layer, const layer_kind *kind, fv_error *e
         .rope = turns ? &kind->rope : NULL,
         .q = turns ? plane_tensor(s, turned_plane(s), layer) : (fv_tensor){ 0 },
         .q_out = turns ? turned_tensor(s) : (fv_tensor){ 0 }, .num_requests = t->num_requests,
-        .rows = fv_i32(t->rows, t->num_requests + 1),
-        .lengths = fv_i32(t->lengths, t->num_requests), .pages = t->pages,
+        .rows = t->row_list, .lengths = t->length_list, .pages = t->pages,
     };
-    return fv_append(s->ctx, &desc, NULL, err);
+    return fv_append(s->ctx, &desc, gpu_stream(s->gpu), err);
 }
 
-static fv_status attend(serve *s, int layer, fv_plan *plan, bool turns, fv_error *err)
+static fv_status attend(serve *s, int layer, fv_error *err)
 {
     const geometry *g = &s->config.geometry;
+    const int kind = geometry_kind(g, layer);
+    const bool turns = g->kinds[kind].rope.rotary_dim > 0;
     const int64_t rows = s->step.num_rows;
     const fv_arg scales[] = { { .name = "k_scale", .number = s->cache_scale },
                               { .name = "v_scale", .number = s->cache_scale } };
@@ -312,9 +350,9 @@ static fv_status attend(serve *s, int layer, fv_plan *plan, bool turns, fv_error
         .k = cache_tensor(s, &s->k[layer], g->dim_qk - g->tail),
         .k_tail = cache_tensor(s, &s->k_tail[layer], g->tail),
         .v = cache_tensor(s, &s->v[layer], g->dim_v),
-        .o = rows_tensor(s->o.data, s->config.type, rows, g->q_heads, g->dim_v,
+        .o = rows_tensor(s->o.device, s->config.type, rows, g->q_heads, g->dim_v,
                          (int64_t)g->q_heads * g->dim_v),
-        .lse = { .data = s->lse.data, .dtype = "f32", .ndim = 2, .shape = { rows, g->q_heads },
+        .lse = { .data = s->lse.device, .dtype = "f32", .ndim = 2, .shape = { rows, g->q_heads },
                  .stride = { g->q_heads, 1 } },
         .args = scales, .num_args = s->cache_scale == 1 ? 0
                     : g->v_in_k         ? 1
@@ -322,7 +360,7 @@ static fv_status attend(serve *s, int layer, fv_plan *plan, bool turns, fv_error
     };
     if (turns)
         *(g->tail ? &t.q_tail : &t.q) = turned_tensor(s);
-    return fv_run(plan, &t, NULL, err);
+    return fv_run(s->plans[kind], &t, gpu_stream(s->gpu), err);
 }
 
 /* Keys that rows [length - rows, length) see, added up; *first is the first key that any of them
@@ -373,26 +411,99 @@ static void account_all(serve *s, serve_result *out)
             account(s, kind, layers[kind], out);
 }
 
+typedef fv_status layer_call(serve *s, int layer, fv_error *err);
+
+/* Seconds of one call for every layer: on a GPU all of them in a graph, by its own clock. */
+static fv_status time_layers(serve *s, layer_call *call, double *seconds, fv_error *err)
+{
+    fv_status status = FV_OK;
+    gpu_capture(s->gpu);
+    for (int l = 0; l < s->config.layers && status == FV_OK; l++)
+        status = call(s, l, err);
+    gpu_graph *graph = gpu_captured(s->gpu);
+    if (status == FV_OK && !graph) {
+        snprintf(err->text, sizeof err->text, "the layers could not be captured in a graph");
+        status = err->status = FV_E_DEVICE;
+    }
+    if (status == FV_OK)
+        *seconds = gpu_time(s->gpu, graph);
+    gpu_graph_free(s->gpu, graph);
+    return status;
+}
+
+/* All layers, each watched; timed as they run, which on the CPU is when they are called. */
+static fv_status run_layers(serve *s, serve_watch *watch, void *user, serve_result *out,
+                            fv_error *err)
+{
+    fv_status status = FV_OK;
+    for (int l = 0; l < s->config.layers && status == FV_OK; l++) {
+        const double before = cli_now();
+        status = append(s, l, err);
+        const double between = cli_now();
+        if (status == FV_OK)
+            status = attend(s, l, err);
+        out->append += between - before;
+        out->attention += cli_now() - between;
+        if (watch && status == FV_OK)
+            watch(user, s, l);
+    }
+    return status;
+}
+
 fv_status serve_run(serve *s, serve_watch *watch, void *user, serve_result *out, fv_error *err)
 {
     *out = (serve_result){ 0 };
     const double start = cli_now();
     fv_status status = update_plans(s, err);
     out->plan = cli_now() - start;
-    for (int l = 0; l < s->config.layers && status == FV_OK; l++) {
-        const int kind = geometry_kind(&s->config.geometry, l);
-        const layer_kind *k = &s->config.geometry.kinds[kind];
-        const double before = cli_now();
-        status = append(s, l, k, err);
-        const double between = cli_now();
-        if (status == FV_OK)
-            status = attend(s, l, s->plans[kind], k->rope.rotary_dim > 0, err);
-        out->append += between - before;
-        out->attention += cli_now() - between;
-        if (watch && status == FV_OK)
-            watch(user, s, l);
-    }
+    if (status == FV_OK)
+        status = run_layers(s, watch, user, out, err);
+    /* once more for the times: appending the same rows again changes nothing */
+    if (status == FV_OK && s->gpu)
+        status = time_layers(s, append, &out->append, err);
+    if (status == FV_OK && s->gpu)
+        status = time_layers(s, attend, &out->attention, err);
     if (status == FV_OK)
         account_all(s, out);
     return status;
+}
+
+/* ---- what was computed, for a watcher ---- */
+
+void serve_look_at_rows(const serve *s, int64_t first, int64_t count)
+{
+    const geometry *g = &s->config.geometry;
+    const int64_t heads = g->q_heads, bytes = s->config.type->bytes,
+                  turned = heads * (g->tail ? g->tail : g->dim_qk) * bytes,
+                  o = heads * g->dim_v * bytes, lse = heads * 4;
+    memory_get(&s->q_turned, first * turned, count * turned);
+    memory_get(&s->o, first * o, count * o);
+    memory_get(&s->lse, first * lse, count * lse);
+    gpu_wait(s->gpu);
+}
+
+static void get_pages(const serve *s, const memory *m, int64_t dim, const int32_t *pages,
+                      int64_t first, int64_t last)
+{
+    const serve_config *c = &s->config;
+    const int64_t bytes = c->page_size * c->geometry.kv_heads * dim * c->cache_type->bytes;
+    for (int64_t p = first / c->page_size; m->data && p <= last / c->page_size; p++)
+        memory_get(m, pages[p] * bytes, bytes);
+}
+
+void serve_look_at_keys(const serve *s, int layer, int64_t request, int64_t first, int64_t last)
+{
+    const geometry *g = &s->config.geometry;
+    const int32_t *pages = serve_page_list(s, request);
+    get_pages(s, &s->k[layer], g->dim_qk - g->tail, pages, first, last);
+    get_pages(s, &s->k_tail[layer], g->tail, pages, first, last);
+    get_pages(s, &s->v[layer], g->dim_v, pages, first, last);
+    gpu_wait(s->gpu);
+}
+
+void serve_look_away(const serve *s, int layer)
+{
+    memory_forget(&s->k[layer]);
+    memory_forget(&s->k_tail[layer]);
+    memory_forget(&s->v[layer]);
 }

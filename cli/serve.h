@@ -36,6 +36,9 @@ typedef struct serve_config {
     uint64_t seed;
 } serve_config;
 
+/* Lists of a step that kernels read, on a GPU. */
+enum { LIST_ROWS, LIST_LENGTHS, LIST_TABLE_ROWS, LIST_PAGES, NUM_LISTS };
+
 enum { PLANE_Q, PLANE_Q_TAIL, PLANE_K, PLANE_K_TAIL, PLANE_V, NUM_PLANES };
 
 typedef struct serve_plane {
@@ -52,15 +55,18 @@ typedef struct serve_step {
     int64_t *positions;                 /* [token_budget] */
     int64_t *row_request;               /* [token_budget] place in requests */
     fv_pages pages;
+    fv_index row_list, length_list;     /* rows and lengths as the engine takes them */
 } serve_step;
 
 typedef struct serve {
     serve_config config;
     fv_ctx *ctx;
+    gpu *gpu;                           /* NULL: the CPU */
     fv_plan *plans[GEOMETRY_MAX_KINDS];
     float *frequencies[GEOMETRY_MAX_KINDS];     /* as the library makes them */
     memory *k, *k_tail, *v;             /* [layers] */
     serve_plane planes[NUM_PLANES];
+    memory lists[NUM_LISTS];
     memory q_turned, o, lse;            /* q_turned: of q, or of its tail where there is one */
     int64_t source_rows;
     double scale;                       /* of q.k */
@@ -70,19 +76,21 @@ typedef struct serve {
     int64_t *page_seen, tag;            /* [num_pages] for counting pages once */
 } serve;
 
-/* What a step did. Seconds; bytes and operations are those that the step cannot do without, over
- * all layers. */
+/* What a step did. Seconds: of the plan by the host's clock; of append and attention by the clock
+ * of what computes them, on a GPU in a graph of all layers. Bytes and operations are those that the
+ * step cannot do without, over all layers. */
 typedef struct serve_result {
     double plan, append, attention;
     double bytes;                       /* keys and values seen, each once, + q + o */
     double flops;                     /* 2 (dim_qk + dim_v) for each row, query head and key seen */
 } serve_result;
 
-/* Called after layer `layer` has run, outside of the timed parts. */
+/* Called after layer `layer` has run, outside of the timed parts; what it wants to see it asks
+ * for by serve_look_at_*. */
 typedef void serve_watch(void *user, serve *s, int layer);
 
 /* false: message printed; serve_close takes what there is either way. */
-bool serve_open(fv_ctx *ctx, const serve_config *config, serve *out);
+bool serve_open(fv_ctx *ctx, gpu *where, const serve_config *config, serve *out);
 void serve_close(serve *s);
 
 int64_t serve_page_bytes(const serve_config *config);       /* of one page in all layers */
@@ -91,7 +99,13 @@ int64_t serve_page_bytes(const serve_config *config);       /* of one page in al
 fv_status serve_prepare(serve *s, const scheduler *from, fv_error *err);
 fv_status serve_run(serve *s, serve_watch *watch, void *user, serve_result *out, fv_error *err);
 
-/* What a watcher needs: the page list of request i of the step; a row of a plane as layer `layer`
+/* What a watcher needs, on the host's side of tensors: rows of q_turned, o and lse; keys [first,
+ * last] of a request and their values. Then the mirror of a layer's cache may go. */
+void serve_look_at_rows(const serve *s, int64_t first, int64_t count);
+void serve_look_at_keys(const serve *s, int layer, int64_t request, int64_t first, int64_t last);
+void serve_look_away(const serve *s, int layer);
+
+/* And without asking: the page list of request i of the step; a row of a plane as layer `layer`
  * sees it. */
 const int32_t *serve_page_list(const serve *s, int64_t i);
 static inline const char *serve_plane_row(const serve *s, int plane, int layer, int64_t row)

@@ -15,10 +15,9 @@ void replay_describe(const replay *r, char *out, size_t size)
     char cache[32] = "";
     if (r->config.cache_type != r->config.type)
         snprintf(cache, sizeof cache, " with a %s cache", r->config.cache_type->name);
-    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %d of %d layers; %s, %d threads", g->name,
+    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %d of %d layers; %s", g->name,
              g->q_heads, g->kv_heads, g->dim_qk, g->v_in_k ? " (V is 512 of it)" : "",
-             r->config.type->name, cache, r->config.layers, g->layers, r->device,
-             r->bounds.threads);
+             r->config.type->name, cache, r->config.layers, g->layers, r->device_text);
 }
 
 /* ---- numbers ---- */

@@ -11,6 +11,11 @@ static const element_type *cache_type(const workload_desc *d)
     return element_find(d->kv_dtype ? d->kv_dtype : "bf16");
 }
 
+static int32_t dim_v(const workload_desc *d) { return d->dim_v ? d->dim_v : d->dim; }
+
+/* Elements of K and V that a token and KV head has. */
+static int64_t token_dims(const workload_desc *d) { return d->dim + (d->latent ? 0 : dim_v(d)); }
+
 /* ---- the batch ---- */
 
 static void count(workload *w)
@@ -23,12 +28,12 @@ static void count(workload *w)
         w->total_keys += length;
         keys += length - d->prefix;
         w->flops +=
-            4.0 * d->dim * d->q_heads *
+            2.0 * (d->dim + dim_v(d)) * d->q_heads *
             ((double)rows * (double)(length - rows) + (double)rows * (double)(rows + 1) / 2);
         if (d->page_size)
             w->total_pages += div_up(length, d->page_size);
     }
-    const double token = 2.0 * d->kv_heads * d->dim * cache_type(d)->bytes;
+    const double token = (double)d->kv_heads * (double)token_dims(d) * cache_type(d)->bytes;
     w->bytes = token * (double)keys;
     w->asked_bytes = token * (double)w->total_keys;
 }
@@ -88,31 +93,64 @@ static void make_batch(workload *w)
 
 /* A block of random numbers, again and again: filling a gigabyte with fresh ones takes longer than
  * measuring it. */
-static void fill(const element_type *type, char *at, int64_t bytes, uint64_t seed)
+static void fill(const element_type *type, const memory *m, int64_t bytes, uint64_t seed)
 {
     const int64_t block = min_i64(bytes, 8 << 20);
     if (type->store)
-        element_fill(type, at, block / type->bytes, 1, seed);
-    for (int64_t i = 0; !type->store && i < block; i++)
-        at[i] = (char)(mix64(seed, (uint64_t)i) % 255 - 127);
-    for (int64_t done = block; done < bytes; done += block)
-        memcpy(at + done, at, (size_t)min_i64(block, bytes - done));
+        element_fill(type, m->data, block / type->bytes, 1, seed);
+    for (int64_t i = 0; !type->store && i < block; i++) {
+        const uint64_t r = mix64(seed, (uint64_t)i);    /* 8-bit floats: below 2, no NaN */
+        m->data[i] = (char)(strcmp(type->name, "int8") ? r & 0xbf : r % 255 - 127);
+    }
+    memory_put(m, 0, block);
+    for (int64_t done = block; done < bytes; done += block) {
+        const int64_t n = min_i64(block, bytes - done);
+        if (m->where)
+            gpu_copy(m->where, m->device + done, m->device, n);
+        else
+            memcpy(m->data + done, m->data, (size_t)n);
+    }
+    gpu_wait(m->where);
+}
+
+/* What one copy's last run has left in the GPU's cache is gone before that copy's next turn: the
+ * others are six times the cache. At most as many as fit into two thirds of what is free. */
+static int choose_copies(const workload *w)
+{
+    enum { MOST = 256 };
+    const int64_t one = max_i64(w->k_bytes + w->v_bytes, 1);
+    if (!w->gpu)
+        return 1;
+    const int64_t wanted = max_i64(2, div_up(6 * gpu_cache_bytes(w->gpu), one) + 1),
+                  room = gpu_free_bytes(w->gpu) / 3 * 2 / one;
+    return (int)max_i64(1, min_i64(min_i64(wanted, room), MOST));
 }
 
 static bool make_tensors(workload *w)
 {
     const workload_desc *d = &w->desc;
     const element_type *type = cache_type(d), *bf16 = element_find("bf16");
-    const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys;
-    const int64_t cache = tokens * d->kv_heads * d->dim * type->bytes,
-                  rows = w->total_rows * d->q_heads * d->dim * bf16->bytes;
-    if (!memory_allocate(rows, &w->q) || !memory_allocate(rows, &w->o) ||
-        !memory_allocate(cache, &w->k) || !memory_allocate(cache, &w->v))
+    const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys,
+                  heads = w->total_rows * d->q_heads * bf16->bytes,
+                  ids = w->total_pages * (int64_t)sizeof *w->page_ids;
+    w->k_bytes = div_up(tokens * d->kv_heads * d->dim * type->bytes, 256) * 256;
+    w->v_bytes = d->latent ? 0
+                           : div_up(tokens * d->kv_heads * dim_v(d) * type->bytes, 256) * 256;
+    w->copies = choose_copies(w);
+    if (!memory_allocate(w->gpu, heads * d->dim, &w->q) ||
+        !memory_allocate(w->gpu, heads * dim_v(d), &w->o) ||
+        !memory_allocate(w->gpu, w->k_bytes * w->copies, &w->k) ||
+        (w->v_bytes && !memory_allocate(w->gpu, w->v_bytes * w->copies, &w->v)) ||
+        (w->gpu && ids && !memory_allocate(w->gpu, ids, &w->ids)))
         return false;
-    fill(bf16, w->q.data, rows, 1);
-    fill(type, w->k.data, cache, 2);
-    fill(type, w->v.data, cache, 3);
-    memset(w->o.data, 0, (size_t)rows);
+    fill(bf16, &w->q, heads * d->dim, 1);
+    fill(type, &w->k, w->k_bytes * w->copies, 2);
+    if (w->v_bytes)
+        fill(type, &w->v, w->v_bytes * w->copies, 3);
+    if (w->ids.data) {
+        memcpy(w->ids.data, w->page_ids, (size_t)ids);
+        memory_put(&w->ids, 0, ids);
+    }
     return true;
 }
 
@@ -130,10 +168,11 @@ static bool make_plan(fv_ctx *ctx, workload *w)
     const workload_desc *d = &w->desc;
     const fv_variant_use causal = { .name = "causal" };
     const char *dtype = cache_type(d)->name, *scale = cache_type(d)->bytes == 1 ? "tensor" : NULL;
-    const fv_problem problem = { .q = "bf16", .k = dtype, .v = dtype, .o = "bf16",
-                                 .num_q_heads = d->q_heads, .num_kv_heads = d->kv_heads,
-                                 .dim_qk = d->dim, .variants = &causal, .num_variants = 1,
-                                 .k_scale = scale, .v_scale = scale };
+    const fv_problem problem = { .q = "bf16", .k = dtype, .v = d->latent ? NULL : dtype,
+                                 .o = "bf16", .num_q_heads = d->q_heads,
+                                 .num_kv_heads = d->kv_heads, .dim_qk = d->dim, .dim_v = d->dim_v,
+                                 .v_in_k = d->latent, .variants = &causal, .num_variants = 1,
+                                 .k_scale = scale, .v_scale = d->latent ? NULL : scale };
     const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows,
                                   .max_kv_tokens = w->total_keys, .max_pages = w->total_pages,
                                   .invariant = d->invariant,
@@ -146,20 +185,23 @@ static bool make_plan(fv_ctx *ctx, workload *w)
     return false;
 }
 
-bool workload_open(fv_ctx *ctx, const workload_desc *desc, workload *out)
+bool workload_open(fv_ctx *ctx, gpu *where, const workload_desc *desc, workload *out)
 {
-    *out = (workload){ .desc = *desc };
+    *out = (workload){ .desc = *desc, .gpu = where, .copies = 1 };
     make_batch(out);
     return (desc->no_tensors || make_tensors(out)) && make_plan(ctx, out);
 }
 
 void workload_close(workload *w)
 {
+    gpu_wait(w->gpu);
+    gpu_graph_free(w->gpu, w->graph);
     fv_plan_destroy(&w->plan);
     memory_release(&w->q);
     memory_release(&w->k);
     memory_release(&w->v);
     memory_release(&w->o);
+    memory_release(&w->ids);
     free(w->row_indptr);
     free(w->lengths);
     free(w->page_indptr);
@@ -167,6 +209,7 @@ void workload_close(workload *w)
     *w = (workload){ 0 };
 }
 
+/* On a GPU the page ids lie there too, as a serving engine keeps them. */
 fv_status workload_update(workload *w, fv_error *err)
 {
     const workload_desc *d = &w->desc;
@@ -179,35 +222,76 @@ fv_status workload_update(workload *w, fv_error *err)
                                   .ids = fv_i32(w->page_ids, w->total_pages) };
     else
         batch.kv_indptr = fv_i32(w->page_indptr, n + 1);
-    return fv_plan_update(w->plan, NULL, &batch, NULL, err);
+    if (w->gpu)
+        batch.pages.ids.device = w->ids.device;
+    return fv_plan_update(w->plan, NULL, &batch, gpu_stream(w->gpu), err);
 }
 
-static fv_tensor rows_of(const memory *m, int64_t rows, int64_t heads, int64_t dim)
+/* ---- runs ---- */
+
+static fv_tensor rows_of(char *at, int64_t rows, int64_t heads, int64_t dim)
 {
     return (fv_tensor){
-        .data = m->data, .ndim = 3, .shape = { rows, heads, dim }, .stride = { heads * dim, dim, 1 }
+        .data = at, .ndim = 3, .shape = { rows, heads, dim }, .stride = { heads * dim, dim, 1 }
     };
 }
 
-static fv_tensor cache_of(const workload *w, const memory *m)
+static fv_tensor cache_of(const workload *w, char *at, int64_t dim)
 {
     const workload_desc *d = &w->desc;
-    const int64_t token = (int64_t)d->kv_heads * d->dim;
+    const int64_t token = d->kv_heads * dim;
     if (!d->page_size)
-        return rows_of(m, w->total_keys, d->kv_heads, d->dim);
-    return (fv_tensor){ .data = m->data, .ndim = 4,
-                        .shape = { w->num_pages, d->page_size, d->kv_heads, d->dim },
-                        .stride = { d->page_size * token, token, d->dim, 1 } };
+        return rows_of(at, w->total_keys, d->kv_heads, dim);
+    return (fv_tensor){ .data = at, .ndim = 4,
+                        .shape = { w->num_pages, d->page_size, d->kv_heads, dim },
+                        .stride = { d->page_size * token, token, dim, 1 } };
 }
 
-fv_status workload_run(workload *w, fv_error *err)
+fv_status workload_run(workload *w, int copy, fv_error *err)
 {
     const workload_desc *d = &w->desc;
     const fv_arg scales[] = { { .name = "k_scale", .number = 1.0 / 32 },
                               { .name = "v_scale", .number = 1.0 / 32 } };
-    const fv_tensors t = { .q = rows_of(&w->q, w->total_rows, d->q_heads, d->dim),
-                           .k = cache_of(w, &w->k), .v = cache_of(w, &w->v),
-                           .o = rows_of(&w->o, w->total_rows, d->q_heads, d->dim), .args = scales,
-                           .num_args = cache_type(d)->bytes == 1 ? 2 : 0 };
-    return fv_run(w->plan, &t, NULL, err);
+    fv_tensors t = { .q = rows_of(w->q.device, w->total_rows, d->q_heads, d->dim),
+                     .k = cache_of(w, w->k.device + copy * w->k_bytes, d->dim),
+                     .o = rows_of(w->o.device, w->total_rows, d->q_heads, dim_v(d)),
+                     .args = scales,
+                     .num_args = cache_type(d)->bytes != 1 ? 0
+                                 : d->latent               ? 1
+                                                           : 2 };
+    if (!d->latent)
+        t.v = cache_of(w, w->v.device + copy * w->v_bytes, dim_v(d));
+    return fv_run(w->plan, &t, gpu_stream(w->gpu), err);
+}
+
+/* At least so many runs that what a graph's launch costs does not count. */
+static fv_status make_graph(workload *w, fv_error *err)
+{
+    enum { LEAST = 4 };
+    fv_status status = FV_OK;
+    w->runs = w->copies * (int)div_up(LEAST, w->copies);
+    gpu_capture(w->gpu);
+    for (int i = 0; i < w->runs && status == FV_OK; i++)
+        status = workload_run(w, i % w->copies, err);
+    w->graph = gpu_captured(w->gpu);
+    if (status == FV_OK && !w->graph) {
+        snprintf(err->text, sizeof err->text, "runs could not be captured in a graph");
+        status = err->status = FV_E_DEVICE;
+    }
+    return status;
+}
+
+fv_status workload_time(workload *w, double *seconds, fv_error *err)
+{
+    const double start = cli_now();
+    fv_status status = FV_OK;
+    if (!w->gpu) {
+        status = workload_run(w, 0, err);
+        *seconds = cli_now() - start;
+        return status;
+    }
+    if (!w->graph)
+        status = make_graph(w, err);
+    *seconds = status == FV_OK ? gpu_time(w->gpu, w->graph) / w->runs : 0;
+    return status;
 }

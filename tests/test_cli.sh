@@ -73,7 +73,8 @@ expect 2 "a multiple of the KV heads" replay --heads 32/5 "$azure"
 expect 2 "to be like 32/8" replay --heads 32 "$azure"
 expect 2 "expected one of: f32 f16 bf16" replay --dtype f64 "$azure"
 expect 2 "FV_E_INVALID" info --cpu nosuch
-expect 1 "cpu only" replay --device cuda:0 "$azure"
+FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1 expect 1 "no NVIDIA driver: FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1" replay --device cuda:0 "$azure"
+FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1 expect 1 "no NVIDIA driver" bench --device cuda:0
 
 # ---- malformed traces ----
 header='TIMESTAMP,ContextTokens,GeneratedTokens\n'
@@ -195,6 +196,7 @@ expect 0 "causal" info --markdown
 expect 0 "{" info --json
 expect 2 "only one of them" info --json --markdown
 expect 0 "decode b=8" bench --list
+expect 0 "decode b=256 L=4096 32/8" bench --list --device cuda:0
 expect 2 "no case's name holds" bench --filter nosuch
 expect 0 "plan 256 decodes" bench --filter "plan 256" --seconds 0.05 --csv "$work/rows.csv" --commit none
 check "a CSV header and a row" test "$(wc -l <"$work/rows.csv")" -eq 2

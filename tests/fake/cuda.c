@@ -112,7 +112,7 @@ int cuMemAlloc_v2(address *p, size_t n)
     return OK;
 }
 int cuMemFree_v2(address p) { BEGIN; NEED_CONTEXT; UNSAFE; free((void *)(uintptr_t)p); live_allocations--; return OK; }
-int cuMemGetInfo_v2(size_t *f, size_t *t) { BEGIN; *f = *t = 1; return OK; }
+int cuMemGetInfo_v2(size_t *f, size_t *t) { BEGIN; NEED_CONTEXT; *f = *t = (size_t)1 << 30; return OK; }
 int cuMemHostAlloc(void **p, size_t n, unsigned flags) { BEGIN; NEED_CONTEXT; UNSAFE; (void)flags; *p = malloc(n); live_allocations++; return OK; }
 int cuMemFreeHost(void *p) { BEGIN; NEED_CONTEXT; UNSAFE; free(p); live_allocations--; return OK; }
 int cuMemHostGetDevicePointer_v2(address *d, void *h, unsigned f) { BEGIN; NEED_CONTEXT; (void)f; *d = (address)(uintptr_t)h; return OK; }

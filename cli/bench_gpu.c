@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench_gpu.c -- the cases of foveal bench on a GPU: a table of shapes, and a few about the host.
+ *
+ * A shape's bound is the kernel-independent limit that its goal names: a streaming read of a set
+ * far larger than the cache (READ), a cold read of just as many bytes in one launch (LATENCY), or
+ * mma.sync from registers (MULTIPLY). A shape with `against` is compared with another way of the
+ * engine, in time; one without is reported as a rate, or in us where latency is the matter.
+ */
+#include "bench.h"
+
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum limit { READ, LATENCY, MULTIPLY } limit;
+
+typedef enum against {
+    NOBODY,
+    CONTIGUOUS,                         /* one run of keys a request instead of pages */
+    EVEN,                               /* the same keys in equal lengths */
+    FASTEST,                            /* without the invariant mode */
+    UNSHARED,                           /* without sharing of prefixes */
+    BF16,                               /* K and V in bf16 */
+} against;
+
+static const char *const peers[] = { NULL, "own contiguous", "own constant lengths", "own fastest",
+                                     "own sharing off", "own bf16" };
+
+typedef struct shape {
+    const char *goal, *name;
+    limit limit;
+    against against;
+    int32_t q_heads, kv_heads, dim, page;       /* page 0: contiguous */
+    struct { int32_t count, rows, length; } group[2];
+    int32_t prefix, dim_v;
+    const char *kv;
+    bool zipf, invariant, sharing, latent;
+} shape;
+
+static const shape shapes[] = {
+    { "1", "decode b=256 L=4096 32/8", READ, NOBODY, 32, 8, 128, 16,
+      .group = { { 256, 1, 4096 } } },
+    { "2", "decode b=256 L=4096 32/4", READ, NOBODY, 32, 4, 128, 16,
+      .group = { { 256, 1, 4096 } } },
+    { "2", "decode b=64 L=8192 64/8", READ, NOBODY, 64, 8, 128, 16, .group = { { 64, 1, 8192 } } },
+    { "3", "decode b=32 L=4096 32/8", READ, NOBODY, 32, 8, 128, 16, .group = { { 32, 1, 4096 } } },
+    { "0", "decode b=128 L=1024 32/32", READ, NOBODY, 32, 32, 128, 16,
+      .group = { { 128, 1, 1024 } } },
+    { "4", "decode b=1 L=1024 32/4", LATENCY, NOBODY, 32, 4, 128, 16, .group = { { 1, 1, 1024 } } },
+    { "4", "decode b=1 L=4096 32/8", LATENCY, NOBODY, 32, 8, 128, 16, .group = { { 1, 1, 4096 } } },
+    { "4", "decode b=1 L=8192 64/8 page 32", LATENCY, NOBODY, 64, 8, 128, 32,
+      .group = { { 1, 1, 8192 } } },
+    { "4", "decode b=1 L=131072 64/8", LATENCY, NOBODY, 64, 8, 128, 16,
+      .group = { { 1, 1, 131072 } } },
+    { "5", "skew zipf b=16 32/32", READ, EVEN, 32, 32, 128, 16,
+      .group = { { 16, 1, 0 } }, .zipf = true },
+    { "5", "skew zipf b=16 32/8", READ, EVEN, 32, 8, 128, 16,
+      .group = { { 16, 1, 0 } }, .zipf = true },
+    { "5", "skew zipf b=16 32/4", READ, EVEN, 32, 4, 128, 16,
+      .group = { { 16, 1, 0 } }, .zipf = true },
+    { "6", "prefill 8 x 2048 32/8", MULTIPLY, NOBODY, 32, 8, 128, 0,
+      .group = { { 8, 2048, 2048 } } },
+    { "6", "prefill 4 x 4096 32/8", MULTIPLY, NOBODY, 32, 8, 128, 0,
+      .group = { { 4, 4096, 4096 } } },
+    { "6", "prefill 2 x 8192 32/8", MULTIPLY, NOBODY, 32, 8, 128, 0,
+      .group = { { 2, 8192, 8192 } } },
+    { "6", "prefill 1 x 16384 32/8", MULTIPLY, NOBODY, 32, 8, 128, 0,
+      .group = { { 1, 16384, 16384 } } },
+    { "0", "prefill 4 x 8192 32/8 d64", MULTIPLY, NOBODY, 32, 8, 64, 0,
+      .group = { { 4, 8192, 8192 } } },
+    { "0", "prefill 4 x 8192 16/4 d256", MULTIPLY, NOBODY, 16, 4, 256, 0,
+      .group = { { 4, 8192, 8192 } } },
+    { "7", "pages of 1 decode b=256 L=4096", READ, CONTIGUOUS, 32, 8, 128, 1,
+      .group = { { 256, 1, 4096 } } },
+    { "7", "pages of 16 decode b=256 L=4096", READ, CONTIGUOUS, 32, 8, 128, 16,
+      .group = { { 256, 1, 4096 } } },
+    { "7", "pages of 64 decode b=256 L=4096", READ, CONTIGUOUS, 32, 8, 128, 64,
+      .group = { { 256, 1, 4096 } } },
+    { "7", "pages of 1 prefill 2 x 8192", MULTIPLY, CONTIGUOUS, 32, 8, 128, 1,
+      .group = { { 2, 8192, 8192 } } },
+    { "7", "pages of 16 prefill 2 x 8192", MULTIPLY, CONTIGUOUS, 32, 8, 128, 16,
+      .group = { { 2, 8192, 8192 } } },
+    { "7", "pages of 64 prefill 2 x 8192", MULTIPLY, CONTIGUOUS, 32, 8, 128, 64,
+      .group = { { 2, 8192, 8192 } } },
+    { "8", "append 128 rows b=256 L=4096 32/8", MULTIPLY, NOBODY, 32, 8, 128, 16,
+      .group = { { 256, 128, 4096 } } },
+    { "8", "append 512 rows b=4 L=32768 32/8", MULTIPLY, NOBODY, 32, 8, 128, 16,
+      .group = { { 4, 512, 32768 } } },
+    { "10", "mixed 128 decodes + 1 prefill of 2048", LATENCY, NOBODY, 28, 4, 128, 16,
+      .group = { { 128, 1, 2048 }, { 1, 2048, 2048 } } },
+    { "10", "mixed 128 decodes + 2 prefills of 2048", LATENCY, NOBODY, 28, 4, 128, 16,
+      .group = { { 128, 1, 2048 }, { 2, 2048, 2048 } } },
+    { "11", "prefix 32768+128 b=64", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 64, 1, 32896 } }, .prefix = 32768, .sharing = true },
+    { "11", "prefix 8192+128 b=256", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 256, 1, 8320 } }, .prefix = 8192, .sharing = true },
+    { "11", "prefix 1024+128 b=16", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 16, 1, 1152 } }, .prefix = 1024, .sharing = true },
+    { "16", "invariant decode b=256 L=4096", READ, FASTEST, 32, 8, 128, 16,
+      .group = { { 256, 1, 4096 } }, .invariant = true },
+    { "16", "invariant decode b=32 L=4096", READ, FASTEST, 32, 8, 128, 16,
+      .group = { { 32, 1, 4096 } }, .invariant = true },
+    { "16", "invariant decode b=1 L=32768", READ, FASTEST, 32, 8, 128, 16,
+      .group = { { 1, 1, 32768 } }, .invariant = true },
+    { "17", "decode b=64 L=16384 fp8_e4m3", READ, BF16, 32, 8, 128, 16,
+      .group = { { 64, 1, 16384 } }, .kv = "fp8_e4m3" },
+    { "17", "decode b=64 L=16384 int8", READ, BF16, 32, 8, 128, 16,
+      .group = { { 64, 1, 16384 } }, .kv = "int8" },
+    { "0", "latent decode b=128 L=8192 128/1 page 64", MULTIPLY, NOBODY, 128, 1, 576, 64,
+      .group = { { 128, 1, 8192 } }, .dim_v = 512, .latent = true },
+    { "0", "latent decode b=128 L=8192 16/1 page 64", READ, NOBODY, 16, 1, 576, 64,
+      .group = { { 128, 1, 8192 } }, .dim_v = 512, .latent = true },
+};
+
+/* ---- a shape as workloads ---- */
+
+static void make_desc(const shape *s, workload_desc *d)
+{
+    const int64_t n = s->group[0].count + s->group[1].count;
+    int32_t *rows = need((size_t)n, sizeof *rows), *lengths = need((size_t)n, sizeof *lengths);
+    for (int64_t i = 0; i < n; i++) {
+        const int g = i >= s->group[0].count;
+        rows[i] = s->group[g].rows;
+        lengths[i] = s->group[g].length;
+    }
+    if (s->zipf)
+        bench_zipf(lengths);
+    *d = (workload_desc){ .q_heads = s->q_heads, .kv_heads = s->kv_heads, .dim = s->dim,
+                          .dim_v = s->dim_v, .latent = s->latent, .kv_dtype = s->kv,
+                          .page_size = s->page, .num_requests = n, .rows = rows,
+                          .lengths = lengths, .prefix = s->prefix, .sharing = s->sharing,
+                          .invariant = s->invariant };
+}
+
+static void free_desc(workload_desc *d)
+{
+    free((void *)(uintptr_t)d->rows);
+    free((void *)(uintptr_t)d->lengths);
+}
+
+static void make_peer(const shape *s, workload_desc *d)
+{
+    make_desc(s, d);
+    switch (s->against) {
+    case NOBODY: break;
+    case CONTIGUOUS: d->page_size = 0; break;
+    case EVEN:
+        free((void *)(uintptr_t)d->lengths);
+        d->lengths = bench_constant(d->num_requests, BENCH_SKEW_TOTAL / BENCH_SKEW_REQUESTS);
+        break;
+    case FASTEST: d->invariant = false; break;
+    case UNSHARED: d->sharing = false; break;
+    case BF16: d->kv_dtype = NULL; break;
+    }
+}
+
+/* ---- limits ---- */
+
+typedef struct floor_of {
+    bench *b;
+    const workload *w;
+    limit limit;
+} floor_of;
+
+/* Seconds that the limit alone makes the workload take. */
+static double time_floor(void *arg)
+{
+    enum { TIMES = 32 };
+    const floor_of *f = arg;
+    const memory *set = &f->b->set;
+    gpu *g = f->b->gpu;
+    gpu_multiplier m = { 0 };
+    double seconds = 0;
+    if (f->limit != READ && !gpu_multiply_rate(g, true, &m))
+        return -1;
+    if (f->limit == MULTIPLY)
+        return f->w->flops / m.rate;
+    const int64_t bytes = div_up((int64_t)f->w->bytes, 256) * 256;
+    if (f->limit == LATENCY && bytes <= set->bytes / 4) {
+        const int times = (int)min_i64(set->bytes / bytes, TIMES);
+        if (!gpu_time_read(g, set->device, bytes, bytes, times, &seconds))
+            return -1;
+    } else {
+        if (!gpu_time_read(g, set->device, set->bytes, 0, 2, &seconds))
+            return -1;
+        seconds *= f->w->bytes / (double)set->bytes;
+    }
+    const double multiplying = f->limit == LATENCY ? f->w->flops / m.rate : 0;
+    return seconds > multiplying ? seconds : multiplying;
+}
+
+static void report_shape(bench *b, const shape *s, const workload *w, candidate *c)
+{
+    const double floor = bench_median(&c[1]),
+                 amount = s->limit == MULTIPLY ? w->flops / 1e12 : w->bytes / 1e12;
+    const bool rate = s->limit != LATENCY && s->against == NOBODY;
+    result r = { .goal = s->goal, .name = s->name, .peer = peers[s->against],
+                 .unit = !rate ? "us" : s->limit == MULTIPLY ? "TFLOP/s" : "TB/s",
+                 .bound = rate ? amount / floor : 1e6 * floor };
+    if (s->against != NOBODY)
+        r.peer_value = 1e6 * bench_median(&c[2]);
+    bench_set_ours(&r, &c[0], rate ? amount : 1e6, rate);
+    bench_report(b, &r);
+}
+
+/* What does not fit into the GPU is left out with a word, as on the CPU. */
+static bool fits(bench *b, const shape *s, const workload_desc *ours, const workload_desc *other)
+{
+    const int64_t bytes =
+        workload_bytes(ours) + (s->against == NOBODY ? 0 : workload_bytes(other));
+    if (bytes <= gpu_free_bytes(b->gpu) / 10 * 9)
+        return true;
+    b->left_out++;
+    fprintf(stderr, "foveal: %s is left out: it needs %.1f GB\n", s->name, (double)bytes / 1e9);
+    return false;
+}
+
+static bool run_shape(bench *b, const shape *s)
+{
+    workload ours = { 0 }, other = { 0 };
+    workload_desc d, e;
+    floor_of floor = { b, &ours, s->limit };
+    candidate c[] = { { bench_time_run, &ours, { 0 } },
+                      { time_floor, &floor, { 0 } },
+                      { bench_time_run, &other, { 0 } } };
+    make_desc(s, &d);
+    make_peer(s, &e);
+    bool good = true;
+    if (fits(b, s, &d, &e)) {
+        good = workload_open(b->ctx, b->gpu, &d, &ours) &&
+               (s->against == NOBODY || workload_open(b->ctx, b->gpu, &e, &other)) &&
+               bench_take_turns(b, c, s->against == NOBODY ? 2 : 3);
+        if (good)
+            report_shape(b, s, &ours, c);
+        bench_free(c, 3);
+        workload_close(&ours);
+        workload_close(&other);
+    }
+    free_desc(&d);
+    free_desc(&e);
+    return good;
+}
+
+static bool one_shape(bench *b, const char *name)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        if (!strcmp(shapes[i].name, name))
+            return run_shape(b, &shapes[i]);
+    return false;
+}
+
+/* ---- the host's part ---- */
+
+/* fv_run, by the host's clock: launches go into the stream, and are waited for when the clock has
+ * stopped. */
+static double time_launch(void *arg)
+{
+    enum { TIMES = 64 };
+    workload *w = arg;
+    fv_error err = { 0 };
+    fv_status status = FV_OK;
+    const double start = cli_now();
+    for (int i = 0; i < TIMES && status == FV_OK; i++)
+        status = workload_run(w, i % w->copies, &err);
+    const double seconds = (cli_now() - start) / TIMES;
+    gpu_wait(w->gpu);
+    if (status == FV_OK)
+        return seconds;
+    cli_failed("run", &err);
+    return -1;
+}
+
+static double time_bare_launch(void *arg)
+{
+    const workload *w = arg;
+    return gpu_time_launch(w->gpu);
+}
+
+static bool launch_overhead(bench *b, const char *name)
+{
+    const int32_t rows = 1, length = 16;
+    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
+                                 .num_requests = 1, .rows = &rows, .lengths = &length };
+    workload w;
+    candidate c[] = { { time_launch, &w, { 0 } }, { time_bare_launch, &w, { 0 } } };
+    const bool good = workload_open(b->ctx, b->gpu, &desc, &w) && bench_take_turns(b, c, 2);
+    if (good) {
+        result r = { .goal = "0", .name = name, .unit = "us", .peer = "bare cuLaunchKernelEx",
+                     .peer_value = 1e6 * bench_median(&c[1]) };
+        bench_set_ours(&r, &c[0], 1e6, false);
+        bench_report(b, &r);
+    }
+    bench_free(c, 2);
+    workload_close(&w);
+    return good;
+}
+
+static bool plan_decodes(bench *b, const char *name) { return bench_plan(b, name, 256, 1, true); }
+static bool plan_ragged(bench *b, const char *name) { return bench_plan(b, name, 4096, 1, true); }
+static bool plan_prefills(bench *b, const char *name)
+{
+    return bench_plan(b, name, 32, 8192, false);
+}
+
+/* ---- compiling ---- */
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+    (void)st, (void)type, (void)where;
+    return remove(path);
+}
+
+/* Seconds of fv_plan_create of a kernel with three variants, in a context of its own. */
+static double time_create(const bench *b, const char *folder)
+{
+    const fv_arg left = { .name = "left", .number = 1023 }, cap = { .name = "cap", .number = 30 };
+    const fv_variant_use uses[] = { { .name = "causal" },
+                                    { .name = "softcap", .args = &cap, .num_args = 1 },
+                                    { .name = "window", .args = &left, .num_args = 1 } };
+    const fv_problem problem = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16",
+                                 .num_q_heads = 32, .num_kv_heads = 8, .dim_qk = 128,
+                                 .variants = uses, .num_variants = 3 };
+    const fv_plan_desc limits = { .max_requests = 64, .max_rows = 4096, .max_kv_tokens = 1 << 17,
+                                  .max_pages = 1 << 13 };
+    const fv_open_desc desc = { .device = b->device.device, .cache_dir = folder };
+    fv_error err = { 0 };
+    fv_ctx *ctx = NULL;
+    fv_plan *plan = NULL;
+    fv_status status = fv_open(&desc, &ctx, &err);
+    const double start = cli_now();
+    if (status == FV_OK)
+        status = fv_plan_create(ctx, &problem, &limits, &plan, &err);
+    const double seconds = cli_now() - start;
+    fv_plan_destroy(&plan);
+    fv_close(&ctx);
+    if (status == FV_OK)
+        return seconds;
+    cli_failed("compile", &err);
+    return -1;
+}
+
+/* The folder is empty (cold) or has it (warm); "warm" comes once from "cold". */
+static bool compile_case(bench *b, const char *name, bool warm)
+{
+    candidate c = { 0 };
+    bool good = true;
+    for (int round = 0; round < (warm ? 10 : 2) && good; round++) {
+        char folder[] = "/tmp/foveal_bench_XXXXXX";
+        if (!mkdtemp(folder)) {
+            cli_fail("%s cannot be made", folder);
+            return false;
+        }
+        double seconds = time_create(b, folder);
+        for (; warm && seconds >= 0 && round < 10; round++) {
+            seconds = time_create(b, folder);
+            sample_add(&c.times, seconds);
+        }
+        if (!warm)
+            sample_add(&c.times, seconds);
+        good = seconds >= 0;
+        nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    }
+    if (good) {
+        result r = { .goal = "C", .name = name, .unit = "ms" };
+        bench_set_ours(&r, &c, 1e3, false);
+        bench_report(b, &r);
+    }
+    bench_free(&c, 1);
+    return good;
+}
+
+static bool compile_cold(bench *b, const char *name) { return compile_case(b, name, false); }
+static bool compile_warm(bench *b, const char *name) { return compile_case(b, name, true); }
+
+static const bench_case others[] = {
+    { "launch of fv_run", launch_overhead },
+    { "plan 256 decodes", plan_decodes },
+    { "plan 4096 ragged decodes", plan_ragged },
+    { "plan 32 prefills of 8192", plan_prefills },
+    { "compile causal softcap window cold", compile_cold },
+    { "compile causal softcap window from disk", compile_warm },
+};
+
+bool bench_gpu_case(int n, bench_case *out)
+{
+    const int num_shapes = (int)(sizeof shapes / sizeof shapes[0]),
+              num_others = (int)(sizeof others / sizeof others[0]);
+    if (n < 0 || n >= num_shapes + num_others)
+        return false;
+    *out = n < num_shapes ? (bench_case){ shapes[n].name, one_shape } : others[n - num_shapes];
+    return true;
+}
