@@ -11,7 +11,7 @@ import importlib as _importlib
 import sys as _sys
 import types as _types
 
-from . import coverage
+from . import coverage, jit
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from .cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
@@ -54,7 +54,7 @@ from .utils import next_positive_power_of_2
 
 __version__ = "0.6.18"      # of the surface that this follows
 
-_MODULES = ("attention", "cascade", "decode", "mla", "page", "pod", "prefill", "quantization", "rope", "sparse", "utils")
+_MODULES = ("attention", "cascade", "decode", "jit", "mla", "page", "pod", "prefill", "quantization", "rope", "sparse", "utils")
 
 
 def _add_refusers():

@@ -8,18 +8,29 @@ from . import _core as core
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, _PagedWrapper
 
 
+def _has_gpu():
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _bytes_on(device):
+    if str(device) == "cpu":
+        return np.empty(16, np.uint8)
+    import torch
+
+    return torch.empty(16, dtype=torch.uint8, device=device)
 
 
 class BatchAttention(_PagedWrapper):
     """Prefill and decode of one batch in one plan."""
 
     def __init__(self, kv_layout="NHD", device="cuda"):
-        if str(device).startswith("cuda"):
-            import torch
-
-            place = torch.empty(16, dtype=torch.uint8, device=device)
-        else:
-            place = np.empty(16, np.uint8)
+        place = np.empty(16, np.uint8)
+        if str(device) != "cuda" or _has_gpu():         # the default, where there is no GPU, is the CPU
+            place = _bytes_on(device)
         super().__init__(place, kv_layout, "auto")
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal=False, sm_scale=None,

@@ -8,6 +8,7 @@ import numpy as np
 from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
+from .page import get_seq_lens  # noqa: F401  engines import it from here
 from .prefill import _CachedModule, _PagedWrapper, _check_heads, _single
 from .utils import check_kv_layout, check_pos_encoding_mode, unpack_paged_kv_cache
 

@@ -152,6 +152,16 @@ def _item_ranges(prefix_len, token_pos, stride, lengths):
 # ---- the wrappers ----
 
 
+def _jit_sink(jit_args):
+    """Whether jit_args ask for attention with sinks, the one module that is known by its name: run() then takes (sink, sm_scale) by position."""
+    if jit_args is None:
+        return False
+    name = jit_args[11] if len(jit_args) > 11 else None
+    if name != "AttentionSink":
+        raise NotImplementedError(f"jit_args of the variant {name!r}: CUDA C++ variants are not taken; see foveal.Variant")
+    return True
+
+
 class _CachedModule:
     """What engines poke as wrapper._cached_module."""
 
@@ -231,6 +241,13 @@ class _Wrapper:
         self._o_dtype = o
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q_data_type, kv_data_type, o_data_type
         return (o if self._q_dtype.startswith("fp8") else self._q_dtype), self._kv_dtype, o
+
+    def _take_sink(self, args):
+        """The arguments by position of a module with sinks: (sink, sm_scale)."""
+        sink, sm_scale = (tuple(args) + (None, None))[:2]
+        if sm_scale is not None and not core.same_scale(float(sm_scale), self._attention.spec.scale):
+            self._respec(sm_scale=float(sm_scale))
+        return sink
 
     def _respec(self, **changes):
         """A deprecated forward() call says again what plan() was told."""
@@ -317,8 +334,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None, paged_kv_indices_buf=None,
                  paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
         super().__init__(float_workspace_buffer, kv_layout, backend)
-        if jit_args is not None:
-            raise NotImplementedError("jit_args: CUDA C++ variants are not taken; see foveal.Variant")
+        self._jit_sink = _jit_sink(jit_args)
         self._use_cuda_graph = use_cuda_graph
         self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
         self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = paged_kv_indices_buf, paged_kv_last_page_len_buf
@@ -400,6 +416,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
         if window_left is not None and window_left != self._window_left:
             raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")
+        if self._jit_sink and args:
+            sinks, args = self._take_sink(args), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
         return self._run_paged(q, paged_kv_cache, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
@@ -430,8 +448,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None, custom_mask_buf=None,
                  mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
         super().__init__(float_workspace_buffer, kv_layout, backend)
-        if jit_args is not None:
-            raise NotImplementedError("jit_args: CUDA C++ variants are not taken; see foveal.Variant")
+        self._jit_sink = _jit_sink(jit_args)
         self._use_cuda_graph = use_cuda_graph
         self._qo_indptr_buf, self._kv_indptr_buf = qo_indptr_buf, kv_indptr_buf
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
@@ -521,11 +538,14 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
             block = block and tuple(arrays.permute(x, (1, 0, 2)) for x in block)
         self._check_query(q, k)
+        sinks = None
+        if self._jit_sink and args:
+            sinks, args = self._take_sink(args), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
         if self._q_dtype.startswith("fp8"):
             q, q_scale = _upcast_query(q, q_scale, self._o_dtype)
-        return core.run(self._attention, q, k, v, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+        return core.run(self._attention, q, k, v, sinks=sinks, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
                         args=block and {"k_block_scale": block[0], "v_block_scale": block[1]}, lse_offset=self._lse_offset)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)

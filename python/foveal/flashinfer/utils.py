@@ -70,9 +70,47 @@ def check_shape_dtype_device(x, shape, dtype, device, name):
 
 
 def get_compute_capability(device):
+    """(major, minor) of a CUDA device."""
     import torch
 
+    if torch.device(device).type != "cuda":
+        raise ValueError(f"{device} is no CUDA device")
     return torch.cuda.get_device_capability(device)
+
+
+def _is_arch(device, major, minors=None):
+    import torch
+
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return False
+    have = torch.cuda.get_device_capability(device)
+    return have[0] == major and (minors is None or have[1] in minors)
+
+
+def is_sm90a_supported(device):
+    return _is_arch(device, 9)
+
+
+def is_sm100a_supported(device):
+    return _is_arch(device, 10)
+
+
+def is_sm110a_supported(device):
+    return _is_arch(device, 11)
+
+
+def is_sm120a_supported(device):
+    return _is_arch(device, 12, (0,))
+
+
+def is_sm121a_supported(device):
+    return _is_arch(device, 12, (1,))
+
+
+def get_device_sm_count(device):
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def device_support_pdl(device):
@@ -83,8 +121,55 @@ def determine_attention_backend(*args, **kwargs):
     return "fa2"
 
 
-def is_sm90a_supported(device):
-    return get_compute_capability(device)[0] == 9
+def has_flashinfer_jit_cache():
+    """True: nothing has to be built ahead."""
+    return True
+
+
+def has_flashinfer_cubin():
+    return False
+
+
+def register_custom_op(name, fn=None, /, *, mutates_args=(), device_types=None, schema=None):
+    """A decorator that leaves the function as it is."""
+    return (lambda f: f) if fn is None else fn
+
+
+def register_fake_op(name, fn=None):
+    """A decorator that leaves the function as it is."""
+    return (lambda f: f) if fn is None else fn
+
+
+def ceil_div(x, y):
+    return -(-x // y)
+
+
+def round_up(x, y):
+    return -(-x // y) * y
+
+
+def canonicalize_torch_dtype(dtype):
+    """A torch dtype from its name or from itself."""
+    import torch
+
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"dtype must be a torch dtype or the name of one, not {dtype!r}")
+    return found
+
+
+def is_float8(x):
+    return arrays.dtype_of(x) in ("fp8_e4m3", "fp8_e5m2")
+
+
+def get_indptr(x):
+    """Lengths to offsets: a 0 in front of their running sum."""
+    torch = arrays.torch_of(x)
+    if torch is not None:
+        return torch.nn.functional.pad(x.to(torch.int64), (1, 0)).cumsum(0)
+    return np.concatenate(([0], np.cumsum(x, dtype=np.int64)))
 
 
 def expand_4d(x, kv_layout):
@@ -120,3 +205,15 @@ def unpack_paged_kv_cache(paged_kv_cache, kv_layout):
     if kv_layout == "HND":
         k, v = arrays.permute(k, (0, 2, 1, 3)), arrays.permute(v, (0, 2, 1, 3))
     return k, v
+
+
+_check_kv_layout, _check_pos_encoding_mode = check_kv_layout, check_pos_encoding_mode
+_expand_4d, _expand_5d = expand_4d, expand_5d
+
+
+def _unpack_paged_kv_cache(paged_kv_cache, kv_layout):
+    """(k, v) in the given layout."""
+    if isinstance(paged_kv_cache, (tuple, list)):
+        return tuple(expand_4d(x, kv_layout) for x in paged_kv_cache)
+    both = expand_5d(paged_kv_cache, kv_layout)
+    return arrays.index(both, (slice(None), 0)), arrays.index(both, (slice(None), 1))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts written for FlashInfer do around attention: the imports they begin with, arguments by position, caches that are views, index tensors of either
+width, the JIT argument for sinks. Torch tensors on the CPU."""
+
+import functools
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+import foveal.flashinfer as flashinfer
+from reference import Pages, attend, close, lse_close, make_lib
+
+torch = pytest.importorskip("torch")
+
+IMPORTS = {
+    "": "single_decode_with_kv_cache single_prefill_with_kv_cache BatchPrefillWithRaggedKVCacheWrapper MultiLevelCascadeAttentionWrapper merge_state",
+    "decode": "BatchDecodeWithPagedKVCacheWrapper CUDAGraphBatchDecodeWithPagedKVCacheWrapper fast_decode_plan get_seq_lens _get_range_buf",
+    "prefill": "BatchPrefillWithPagedKVCacheWrapper single_prefill_with_kv_cache_return_lse",
+    "cascade": "merge_state merge_states merge_state_in_place",
+    "page": "append_paged_kv_cache get_batch_indices_positions get_seq_lens append_paged_mla_kv_cache",
+    "quantization": "packbits segment_packbits",
+    "sparse": "BlockSparseAttentionWrapper VariableBlockSparseAttentionWrapper convert_bsr_mask_layout",
+    "mla": "BatchMLAPagedAttentionWrapper",
+    "pod": "PODWithPagedKVCacheWrapper",
+    "attention": "BatchAttention BatchAttentionWithAttentionSinkWrapper",
+    "jit": "build_jit_specs gen_batch_prefill_module",
+    "jit.utils": "filename_safe_dtype_map",
+    "jit.attention": "gen_batch_prefill_attention_sink_module",
+    "jit.attention.variants": "attention_sink_decl",
+    "utils": "PosEncodingMode MaskMode TensorLayout get_alibi_slopes is_sm90a_supported is_sm100a_supported is_sm120a_supported get_compute_capability "
+             "get_device_sm_count determine_attention_backend has_flashinfer_jit_cache canonicalize_torch_dtype ceil_div round_up is_float8 get_indptr "
+             "register_custom_op register_fake_op _check_kv_layout _unpack_paged_kv_cache next_positive_power_of_2",
+}
+
+
+@pytest.mark.parametrize("module", IMPORTS)
+def test_imports(module):
+    found = importlib.import_module("foveal.flashinfer" + ("." + module if module else ""))
+    assert [name for name in IMPORTS[module].split() if not hasattr(found, name)] == []
+
+
+def test_small_utils():
+    u = flashinfer.utils
+    assert (u.ceil_div(7, 4), u.round_up(7, 4), u.get_indptr(torch.tensor([2, 0, 3])).tolist()) == (2, 8, [0, 2, 2, 5])
+    assert u.canonicalize_torch_dtype("bfloat16") is torch.bfloat16 and u.canonicalize_torch_dtype(torch.half) is torch.half
+    assert u.is_float8(torch.zeros(1).to(torch.float8_e5m2)) and not u.is_float8(torch.zeros(1))
+    assert not u.is_sm90a_supported("cpu") and flashinfer.jit.build_jit_specs([]) is None
+    with pytest.raises(TypeError, match="floatt"):
+        u.canonicalize_torch_dtype("floatt")
+    with pytest.raises(ValueError, match="no CUDA device"):
+        u.get_compute_capability("cpu")
+    with pytest.raises(NotImplementedError, match="gen_single_decode_module"):
+        flashinfer.jit.gen_single_decode_module()
+
+    @u.register_custom_op("foveal_test::twice", mutates_args=("x",))
+    def twice(x):
+        return 2 * x
+
+    assert twice(3) == 6
+    cache = torch.zeros(5, 2, 3, 4, 8)
+    assert [tuple(x.shape) for x in u._unpack_paged_kv_cache(cache, "HND")] == [(5, 3, 4, 8)] * 2
+
+
+def strided(x):
+    """The same values in every other place of each axis but the last."""
+    shape = [x.shape[0]]
+    for n in x.shape[1:]:
+        shape += [2, n]
+    wide = torch.full(shape, float("nan"), dtype=x.dtype)
+    view = wide[(slice(None),) + (1, slice(None)) * (x.dim() - 1)]
+    view.copy_(x)
+    return view
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("form", ["combined", "pair", "strided", "strided pair"])
+@pytest.mark.parametrize("width", [torch.int32, torch.int64])
+def test_decode_caches_and_indices(rng, layout, form, width):
+    """float16 by the default data type; outputs into given tensors; int8 workspaces."""
+    pages = Pages(rng, [17, 0, 5, 33], 2, 64, 8, layout=layout, combined="pair" not in form, word="float16", lib=make_lib("torch"))
+    cache = pages.cache
+    if "strided" in form:
+        cache = tuple(strided(x) for x in cache) if "pair" in form else strided(cache)
+    table = [torch.from_numpy(x).to(width) for x in (pages.indptr, pages.ids, pages.last)]
+    q = torch.randn(4, 4, 64).half()
+    for tensor_cores in (False, True):
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1 << 10, dtype=torch.int8), layout, use_tensor_cores=tensor_cores)
+        wrapper.plan(*table, 4, 2, 64, 8, logits_soft_cap=0.0, pos_encoding_mode="NONE", data_type=torch.float16, q_data_type=torch.float16)
+        out, lse = torch.empty(4, 4, 64).half(), torch.empty(4, 4)
+        made = wrapper.run(q, cache, out=out, lse=lse, return_lse=True, enable_pdl=False)
+        assert made[0] is out and made[1] is lse
+        for r in range(4):
+            want, want_lse = attend(q[r:r + 1].float(), pages.k[r], pages.v[r])
+            close(out[r], want[0], "float16")
+            lse_close(lse[r], want_lse[0])
+
+
+def test_arguments_by_position(rng):
+    """The order in which vLLM and older scripts give them."""
+    pages = Pages(rng, [17, 5, 33], 2, 64, 8, word="bfloat16", lib=make_lib("torch"))
+    table = [torch.from_numpy(x) for x in (pages.indptr, pages.ids, pages.last)]
+    q = torch.randn(3, 4, 64).bfloat16()
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), "NHD", False, True)
+    wrapper.plan(*table, 4, 2, 64, 8, "NONE", 7, 30.0, torch.bfloat16, torch.bfloat16, None, None, 0.1, None, None, True, None, None, None, False)
+    out = wrapper.run(q, pages.cache, k_scale=1.0, v_scale=1.0)
+    for r in range(3):
+        close(out[r], attend(q[r:r + 1].float(), pages.k[r], pages.v[r], window_left=7, cap=30.0, scale=0.1)[0][0], "bfloat16")
+    rows = torch.tensor([0, 4, 6, 13], dtype=torch.int32)
+    q = torch.randn(13, 4, 64).bfloat16()
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), "NHD", False)
+    wrapper.plan(rows, *table, 4, 2, 64, 8, 64, None, None, True, "NONE", False, 0.2, -1, 0.0, 1.0, 1e4, "bfloat16", "bfloat16", "bfloat16", True)
+    out = wrapper.run(q, pages.cache)
+    single = [flashinfer.single_prefill_with_kv_cache(q[a:b], torch.from_numpy(pages.k[r]).bfloat16(), torch.from_numpy(pages.v[r]).bfloat16(), None, None, None,
+                                                      torch.bfloat16, None, None, True, "NHD", "NONE", False, 0.2, -1, 0.0, 1.0, 1e4, "fa2")
+              for r, (a, b) in enumerate(zip(rows, rows[1:]))]
+    for r, (a, b) in enumerate(zip(rows, rows[1:])):
+        want = attend(q[a:b].float(), pages.k[r], pages.v[r], causal=True, scale=0.2)[0]
+        close(out[a:b], want, "bfloat16")
+        close(single[r], want, "bfloat16")
+
+
+def test_fast_plan_of_engines(rng):
+    """SGLang's way: begin_forward is replaced, buffers are filled by the engine, offsets come from the host."""
+    pages = Pages(rng, [17, 5, 33], 2, 64, 1, word="float16", lib=make_lib("torch"))
+    table = [torch.from_numpy(x) for x in (pages.indptr, pages.ids, pages.last)]
+    buffers = torch.empty(4, dtype=torch.int32), torch.empty(80, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), *buffers, "NHD", True)
+    wrapper.begin_forward(*table, 4, 2, 64, 1, data_type="float16")
+    q = torch.randn(3, 4, 64).half()
+    first = wrapper.forward(q, pages.cache)
+    wrapper.begin_forward = functools.partial(flashinfer.decode.fast_decode_plan, wrapper)
+    wrapper.begin_forward(*table, 4, 2, 64, 1, "NONE", data_type=torch.float16, q_data_type=torch.float16, non_blocking=True,
+                          global_override_indptr_cpu=table[0].clone())
+    assert (wrapper.forward(q, pages.cache) == first).all() and wrapper.is_cuda_graph_enabled
+    close(first[2], attend(q[2:].float(), pages.k[2], pages.v[2])[0][0], "float16")
+
+
+def sink_arguments(dtype):
+    from foveal.flashinfer.jit.attention.variants import attention_sink_decl
+    from foveal.flashinfer.jit.utils import filename_safe_dtype_map
+
+    return ("attention_sink_" + filename_safe_dtype_map[dtype], dtype, dtype, dtype, torch.int32, 64, 64, ["sink"], ["float"], ["sm_scale"], ["double"],
+            "AttentionSink", attention_sink_decl["fa2"])
+
+
+@pytest.mark.parametrize("window", [-1, 3])
+def test_sinks_by_jit_arguments(rng, window):
+    """The module with sinks: run() takes (sink, sm_scale) by position."""
+    q, k, v, sink = torch.randn(6, 4, 64).half(), torch.randn(12, 2, 64).half(), torch.randn(12, 2, 64).half(), torch.rand(4) * 5
+    rows, keys = torch.tensor([0, 4, 6], dtype=torch.int32), torch.tensor([0, 7, 12], dtype=torch.int32)
+    options = dict(jit_args=sink_arguments(torch.float16), jit_kwargs={"use_sliding_window": window >= 0})
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), kv_layout="NHD", backend="fa3", **options)
+    ragged.plan(rows, keys, 4, 2, 64, causal=True, window_left=window, q_data_type=torch.float16, kv_data_type=torch.float16)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), **options)
+    paged.plan(rows, keys, torch.arange(12, dtype=torch.int32), torch.ones(2, dtype=torch.int32), 4, 2, 64, 1, causal=True, window_left=window)
+    for scale in (0.1, 0.2):
+        made = ragged.run(q, k, v, sink, scale), paged.run(q, (k, v), sink, scale)
+        for r, (a, b) in enumerate(zip(rows, rows[1:])):
+            mine = slice(keys[r], keys[r + 1])
+            want = attend(q[a:b].float(), k[mine].float(), v[mine].float(), causal=True, window_left=window, sinks=sink, scale=scale)[0]
+            for out in made:
+                close(out[a:b], want, "float16")
+    with pytest.raises(NotImplementedError, match="FlashSigmoid"):
+        flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), jit_args=("x",) * 11 + ("FlashSigmoid", "..."))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the default device is a GPU here")
+def test_batch_attention_without_a_gpu(rng):
+    """The default device is "cuda"; where there is none, the CPU."""
+    pages = Pages(rng, [9, 4], 2, 64, 4, word="bfloat16", lib=make_lib("torch"))
+    wrapper = flashinfer.BatchAttention(kv_layout="NHD")
+    rows = torch.tensor([0, 2, 5], dtype=torch.int32)
+    wrapper.plan(rows, *[torch.from_numpy(x) for x in (pages.indptr, pages.ids)], torch.tensor([9, 4], dtype=torch.int32), 4, 2, 64, 64, 4, causal=True)
+    q = torch.randn(5, 4, 64).bfloat16()
+    out, lse = wrapper.run(q, pages.cache)
+    for r, (a, b) in enumerate(zip(rows, rows[1:])):
+        want, want_lse = attend(q[a:b].float(), pages.k[r], pages.v[r], causal=True)
+        close(out[a:b], want, "bfloat16")
+        lse_close(lse[a:b], want_lse)
+
+
+def test_float_workspace_and_keywords(rng):
+    """VariableBlockSparse with a float32 workspace and keywords only, rows and columns of different sizes per head."""
+    rows, cols = torch.tensor([[5, 3, 8], [8, 4, 4]]), torch.tensor([[7, 9], [4, 12]])
+    blocks = torch.tensor([[[1, 0], [1, 1], [0, 1]], [[1, 1], [0, 1], [1, 0]]], dtype=torch.bool)
+    q, k, v = torch.randn(4, 16, 64).half(), torch.randn(2, 16, 64).half(), torch.randn(2, 16, 64).half()
+    wrapper = flashinfer.sparse.VariableBlockSparseAttentionWrapper(torch.empty(1 << 8), backend="auto")
+    wrapper.plan(block_mask_map=blocks, block_row_sz=rows, block_col_sz=cols, num_qo_heads=4, num_kv_heads=2, head_dim=64, q_data_type=torch.float16)
+    out = wrapper.run(q, k, v)
+    for h in range(2):
+        mask = blocks[h].repeat_interleave(rows[h], 0).repeat_interleave(cols[h], 1)
+        want = attend(*(x.transpose(0, 1).float() for x in (q[2 * h:2 * h + 2], k[h:h + 1], v[h:h + 1])), mask=mask)[0]
+        close(out[2 * h:2 * h + 2].transpose(0, 1), want, "float16")
+
+
+def test_rope_forms_agree(rng):
+    """Offsets, position ids of either width, and a table of cosines and sines say the same; inputs are views of one tensor."""
+    qkv = torch.randn(6, 8 * 64)
+    q, k, _ = qkv.split([256, 128, 128], -1)
+    rows, offsets, at = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([3, 10], dtype=torch.int32), torch.tensor([3, 4, 10, 11, 12, 13])
+    angles = torch.outer(torch.arange(32).float(), 1e4 ** (-torch.arange(0, 64, 2).float() / 64))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    heads = q.unflatten(-1, (4, 64)), k.unflatten(-1, (2, 64))
+    for neox in (True, False):
+        made = [flashinfer.apply_rope(*heads, rows, offsets, interleave=not neox), flashinfer.apply_rope_pos_ids(*heads, at.int(), interleave=not neox),
+                flashinfer.apply_rope_pos_ids(*heads, at, interleave=not neox), flashinfer.apply_rope_with_cos_sin_cache(at, q, k, 64, table, neox)]
+        for other in made[1:]:
+            for a, b in zip(made[0], other):
+                np.testing.assert_allclose(a.reshape(6, -1), b.reshape(6, -1), atol=1e-5)
+    assert math.isclose(float(made[0][0].norm()), float(q.norm()), rel_tol=1e-5)
