@@ -5,6 +5,7 @@
 #include "cpu/compile.h"
 #include "cpu/cpu.h"
 #include "ctx.h"
+#include "cuda/texts.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -82,7 +83,7 @@ static size_t bytes_of(const char *text)
 /* Here, not when a plan is created: a fault of the text is told to whoever wrote it. */
 static fv_status compile(fv_ctx *ctx, made *m, fv_error *err)
 {
-    if (ctx->cuda) return FV_OK;
+    if (ctx->cuda) return fv__cuda_check_variant(ctx, &m->variant, err);
     FV_TRY(fv__cpu_compile(ctx, ctx->isa->name, &m->variant.meta, m->text, &m->code, err));
     m->variant.code = &m->code;
     return FV_OK;

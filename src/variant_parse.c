@@ -453,6 +453,27 @@ static fv_status read_param_tail(scanner *s, fv__param *p, const char *where)
     return FV_OK;
 }
 
+/* A member of a struct in C and in C++: the compilers would complain about a line that is not the
+ * name's. */
+static bool is_keyword(const char *name)
+{
+    static const char *const words[] = {
+        "alignas", "alignof", "and", "asm", "auto", "bitand", "bitor", "bool", "break", "case",
+        "catch", "char", "class", "compl", "const", "const_cast", "constexpr", "continue",
+        "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit",
+        "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int",
+        "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator",
+        "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "restrict",
+        "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct",
+        "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid",
+        "typename", "typeof", "union", "unsigned", "using", "virtual", "void", "volatile",
+        "wchar_t", "while", "xor",
+    };
+    for (int i = 0; i < FV__COUNT(words); i++)
+        if (!strcmp(name, words[i])) return true;
+    return false;
+}
+
 /* A name may not be another's, nor what a FV_RANGES parameter calls its offsets. */
 static fv_status check_name(scanner *s, const char *name)
 {
@@ -460,6 +481,9 @@ static fv_status check_name(scanner *s, const char *name)
     if (strlen(name) >= sizeof s->meta->params[0].name)
         return fault(s, s->line, "the parameter name '%s' is longer than %zu letters", name,
                      sizeof s->meta->params[0].name - 1);
+    if (is_keyword(name) || name[0] == '_' || !strncmp(name, "FV_", 3) || !strncmp(name, "V_", 2))
+        return fault(s, s->line, "'%s' cannot name a parameter: it is a word of C, C++ or the library",
+                     name);
     for (int i = 0; i < s->meta->num_params; i++) {
         const fv__param *p = &s->meta->params[i];
         snprintf(offsets, sizeof offsets, "%s_indptr", p->name);

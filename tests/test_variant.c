@@ -192,6 +192,8 @@ static const struct { int line; const char *text, *word;
     { 4, PARAM("FV_RANGES(a, run, none)\nFV_INT(a_indptr, run, 1, 1)"), "taken" },
     { 3, PARAM("FV_NUMBER(a23456789012345678901234, run, 1, 1)"), "longer" },
     { 3, PARAM("FV_NUMBER(, run, 1, 1)"), "name expected" },
+    { 4, PARAM("FV_NUMBER(a, run, 1, 1)\nFV_NUMBER(double, run, 1, 1)"), "'double' cannot name" },
+    { 3, PARAM("FV_NUMBER(V_LANES, run, 1, 1)"), "'V_LANES' cannot name" },
     { 3, PARAM("FV_NUMBER(2a, run, 1, 1)"), "name expected" },
     { 3, PARAM("FV_FLOAT(a, run, 1, 1)"), "no kind of parameter" },
     { 3, PARAM("FV_NUMBER(a, sometimes, 1, 1)"), "no binding" },

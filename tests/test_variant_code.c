@@ -13,11 +13,14 @@
 #include "spec.h"
 
 #include <dirent.h>
+#include <pthread.h>
+#include <signal.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static fv_error err;
@@ -182,10 +185,340 @@ static void hooks(void **state)
     on_each_level(check_hooks);
 }
 
+/* A bound that promises more than FV_VISIBLE keeps is a fault of the text, and one that these checks find. */
+static void wrong_bounds_are_noticed(void **state)
+{
+    (void)state;
+    static const char text[] = "FV_META(\"x\")\nFV_PARAMS(FV_INT(left, run, 9, 9))\nFV_FIRST_KEY(position - left)\nFV_EXACT\n"
+                               "FV_VISIBLE { return v_ige(at.k_pos, at.q_pos - (a->left + 1)); }\n";
+    fv_ctx *ctx = open_level(NULL);
+    fv_variant *v = NULL;
+    spec_result r;
+    OK(fv_variant_create(ctx, "narrow", text, &v, &err));
+    OK(spec_compare(ctx, &(fv_variant_use){ .variant = v }, 1, &spec_shapes[2], &r, &err));
+    assert_true(r.share > 1);
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&ctx));
+}
+
+/* -------------------------------------------------------------------------------------------------------------- faults */
+
+#define META "FV_META(\"x\")\n"
+#define SPEC(good, bad) META "#ifdef FV_SPEC\n" bad "#else\n" good "#endif\n"
+
+static const struct {
+    int line;
+    const char *text, *word;
+} faults[] = {
+    { 2, META "static v_f32 help(v_f32 s) { return t; }\nFV_SCORE { return help(s); }\n", "t" },
+    { 3, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1))\nFV_SCORE { return s * a->gian; }\n", "gian" },
+    { 5, META "FV_PARAMS(\n    FV_NUMBER(gain, run, 1, 1)\n)\nFV_VISIBLE { return v_below(at.k_pos, at.q_pos); }\n", "v_below" },
+    { 5, META "#ifdef FV_SPEC\nFV_SINK { return 1; }\n#else\nFV_SINK { return at.nothing; }\n#endif\n", "nothing" },
+    { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_QUERY { return x.lo; }\nFV_PAIRS(d, i)\n", "" },
+    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n", "argument" },
+    { 2, META "FV_VALUE { return v +; }\n", "" },
+    { 2, META "FV_OUTPUT { return o * denominator; }\n", "denominator" },
+    { 4, META "\nFV_WEIGHT {\n    retrun s;\n}\n", "retrun" },
+    { 3, META "FV_PARAMS(FV_SUMS(sums, run))\nFV_KEY_SUM { return p * b; }\n", "b" },
+    { 2, META "FV_SCORE { s = s + 1.0f; }\n", "return" },
+    { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" },      /* or where it is used */
+    { 2, META "#error this text is old\nFV_SCORE { return s; }\n", "old" },
+    { 2, META "FV_SCORE { return \"s\"; }\n", "" },
+    { 4, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1)\n\nFV_NUMBR(b, run, 1, 1))\nFV_SCORE { return s; }\n", "FV_NUMBR" },
+    { 2, META "FV_REQUIRE(gain > 0)\nFV_SCORE { return s; }\n", "gain" },
+};
+
+static const struct {
+    int line;
+    const char *text, *word;
+} spec_faults[] = {
+    { 3, SPEC("FV_SCORE { return s; }\n", "FV_SCORE { return s * tanf(s); }\n"), "tanf" },
+    { 4, SPEC("FV_WEIGHT { return s; }\n", "\nFV_WEIGHT { return a->none; }\n"), "" },
+    { 3, SPEC("FV_VISIBLE { return v_true(); }\n", "FV_VISIBLE { return at.key > at.cap; }\n"), "cap" },
+};
+
+static void said(fv_status s, int i, int line, int or_line, const char *word)
+{
+    if (s != FV_E_COMPILE || err.status != s || (err.value != line && err.value != or_line) || strcmp(err.field, "mine") || !strstr(err.text, word))
+        fail_msg("fault %d: %s, field %s, line %lld (expected %d): %s", i, fv_status_name(s), err.field, (long long)err.value, line, err.text);
+}
+
+static void every_fault_has_its_line(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL);
+    for (int i = 0; i < FV__COUNT(faults); i++) {
+        fv_variant *v = NULL;
+        memset(&err, 0, sizeof err);
+        said(fv_variant_create(ctx, "mine", faults[i].text, &v, &err), i, faults[i].line, faults[i].line + (strstr(faults[i].text, "TWICE") != NULL), faults[i].word);
+        assert_null(v);
+    }
+    for (int i = 0; i < FV__COUNT(spec_faults); i++) {
+        fv_variant *v = NULL;
+        OK(fv_variant_create(ctx, "mine", spec_faults[i].text, &v, &err));
+        said(spec_compile(ctx, v, &err), i, spec_faults[i].line, spec_faults[i].line, spec_faults[i].word);
+        OK(fv_variant_destroy(&v));
+    }
+    OK(fv_close(&ctx));
+}
+
+/* The same lines from clang, where there is one. */
+static void lines_of_clang(void **state)
+{
+    if (system("command -v clang > /dev/null 2>&1")) skip();
+    setenv("FV_CC", "clang", 1);
+    every_fault_has_its_line(state);
+    unsetenv("FV_CC");
+}
+
+/* --------------------------------------------------------------------------------------------------- compiler and cache */
+
+static const char gain[] = META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1.5))\nFV_SCORE { return s * a->gain; }\n";
+
+static fv__jit_stats stats_of(fv_ctx *ctx)
+{
+    fv__jit_stats stats;
+    fv__cpu_compile_stats(ctx, &stats);
+    return stats;
+}
+
+/* Found again: in memory, by another context on disk, under another name not. Arguments compile nothing. */
+static void found_again(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL), *other = open_level(NULL);
+    fv_variant *one = NULL, *two = NULL, *three = NULL;
+    int64_t begin = fv__os_now_ns();
+    OK(fv_variant_create(ctx, "gain_one", gain, &one, &err));
+    print_message("  new: %.1f ms", (double)(fv__os_now_ns() - begin) * 1e-6);
+    assert_int_equal(stats_of(ctx).compiles, 1);
+    assert_int_equal(one->code->origin, FV__JIT_COMPILED);
+    OK(fv_variant_create(ctx, "gain_one", gain, &two, &err));
+    assert_int_equal(stats_of(ctx).compiles, 1);
+    assert_int_equal(stats_of(ctx).memory_hits, 1);
+    begin = fv__os_now_ns();
+    OK(fv_variant_create(other, "gain_one", gain, &three, &err));
+    print_message(", from the folder: %.1f ms\n", (double)(fv__os_now_ns() - begin) * 1e-6);
+    assert_int_equal(stats_of(other).compiles, 0);
+    assert_int_equal(stats_of(other).disk_hits, 1);
+
+    for (int i = 0; i < 3; i++) {
+        const fv_arg arg = { .name = "gain", .number = i + 1 };
+        const fv_variant_use use = { .variant = one, .args = &arg, .num_args = 1 };
+        const fv_problem p = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = 1, .dim_qk = 16, .variants = &use, .num_variants = 1 };
+        const fv_plan_desc limits = { .max_requests = 1, .max_rows = 1, .max_kv_tokens = 16, .max_pages = 1 };
+        fv_plan *plan = NULL;
+        OK(fv_plan_create(ctx, &p, &limits, &plan, &err));
+        fv_variant *busy = one;
+        assert_int_equal(fv_variant_destroy(&busy), FV_E_BUSY);
+        OK(fv_plan_destroy(&plan));
+    }
+    assert_int_equal(stats_of(ctx).compiles, 1);
+    OK(fv_variant_destroy(&one));
+    OK(fv_variant_destroy(&two));
+    OK(fv_variant_destroy(&three));
+    OK(fv_close(&ctx));
+    OK(fv_close(&other));
+}
+
+/* A level that the text was not compiled for is refused, not run. */
+static void other_levels(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL), *scalar = open_level("scalar");
+    if (!strcmp(fv__cpu_isa_choose(NULL, NULL)->name, "scalar")) skip();
+    fv_variant *v = NULL;
+    OK(fv_variant_create(scalar, "gain", gain, &v, &err));
+    const fv_variant_use use = { .variant = v };
+    const fv_problem p = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = 1, .dim_qk = 16, .variants = &use, .num_variants = 1 };
+    const fv_plan_desc limits = { .max_requests = 1, .max_rows = 1, .max_kv_tokens = 16, .max_pages = 1 };
+    fv_plan *plan = NULL;
+    assert_int_equal(fv_plan_create(ctx, &p, &limits, &plan, &err), FV_E_UNSUPPORTED);
+    assert_non_null(strstr(err.text, "not compiled for the CPU level"));
+    assert_null(plan);
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&scalar));
+    OK(fv_close(&ctx));
+}
+
+static char last_line[512];
+static int num_lines;
+
+static void keep_line(void *user, fv_log_level level, const char *line)
+{
+    (void)user;
+    if (level > FV_LOG_WARN) return;
+    num_lines++;
+    snprintf(last_line, sizeof last_line, "%s", line);
+}
+
+static fv_status create_in_memory(const char *text, char *words, size_t size)
+{
+    fv_ctx *ctx = NULL;
+    fv_variant *v = NULL;
+    OK(fv_open(&(fv_open_desc){ .num_threads = 1, .cache_dir = "/dev/null/none", .log = keep_line }, &ctx, &err));
+    memset(&err, 0, sizeof err);
+    const fv_status s = fv_variant_create(ctx, "mine", text, &v, &err);
+    snprintf(words, size, "%s", err.text);
+    if (s == FV_OK) {
+        const fv_status status = fv_variant_destroy(&v);
+        assert_int_equal(status, FV_OK);
+    }
+    assert_null(v);
+    OK(fv_close(&ctx));
+    return s;
+}
+
+static void without_compiler(void **state)
+{
+    (void)state;
+    char words[sizeof err.text], *path = strdup(getenv("PATH"));
+    static const struct {
+        const char *cc, *path, *word;
+    } ways[] = {
+        { "/nonexistent", NULL, "FV_CC=/nonexistent is no program" }, { NULL, "/nonexistent", "no cc, gcc or clang: install one" },
+        { "cc", "", "FV_CC=cc" },                                     { "/dev/null", NULL, "is no program" },
+        { "/bin/false", NULL, "/bin/false failed (1)" },              { "/bin/true", NULL, "made no object" },
+        { "sh -c exit", NULL, "made no object" },
+    };
+    for (int i = 0; i < FV__COUNT(ways); i++) {
+        if (ways[i].cc) setenv("FV_CC", ways[i].cc, 1);
+        if (ways[i].path) setenv("PATH", ways[i].path, 1);
+        const fv_status s = create_in_memory(gain, words, sizeof words);
+        unsetenv("FV_CC");
+        setenv("PATH", path, 1);
+        if (s != FV_E_COMPILE) fail_msg("%d: %s: %s", i, fv_status_name(s), words);
+        if (!strstr(words, ways[i].word)) fail_msg("%d: %s", i, words);
+    }
+    free(path);
+
+    /* what is in a cache needs none, and the built-ins never do */
+    fv_ctx *ctx = open_level(NULL);
+    fv_variant *v = NULL;
+    OK(fv_variant_create(ctx, "kept", gain, &v, &err));
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&ctx));
+    setenv("FV_CC", "/nonexistent", 1);
+    ctx = open_level(NULL);
+    OK(fv_variant_create(ctx, "kept", gain, &v, &err));
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&ctx));
+    unsetenv("FV_CC");
+}
+
+/* A folder that cannot be used or trusted costs one line of the log. */
+static void hostile_folders(void **state)
+{
+    (void)state;
+    char open_to_all[128], file[128];
+    snprintf(open_to_all, sizeof open_to_all, "%s/open", cache_dir);
+    snprintf(file, sizeof file, "%s/file", cache_dir);
+    assert_int_equal(mkdir(open_to_all, 0777), 0);
+    assert_int_equal(chmod(open_to_all, 0777), 0);
+    fclose(fopen(file, "w"));
+    const char *const folders[] = { open_to_all, file, "/proc/self", "/dev/null/folder" };
+    for (int i = 0; i < FV__COUNT(folders); i++) {
+        fv_ctx *ctx = NULL;
+        fv_variant *v = NULL, *w = NULL;
+        num_lines = 0;
+        OK(fv_open(&(fv_open_desc){ .num_threads = 1, .cache_dir = folders[i], .log = keep_line }, &ctx, &err));
+        OK(fv_variant_create(ctx, "gain", gain, &v, &err));
+        OK(fv_variant_create(ctx, "twice", gain, &w, &err));
+        if (num_lines != 1 || !strstr(last_line, "compiled in memory")) fail_msg("%s: %d lines, the last is \"%s\"", folders[i], num_lines, last_line);
+        OK(fv_variant_destroy(&v));
+        OK(fv_variant_destroy(&w));
+        OK(fv_close(&ctx));
+    }
+    assert_int_equal(rmdir(open_to_all), 0);            /* nothing was left in it */
+}
+
+static int num_descriptors(void)
+{
+    int n = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder)) n++;
+    closedir(folder);
+    return n;
+}
+
+/* Descriptors, children and signals of the host stay as they were. */
+static void leaves_nothing(void **state)
+{
+    (void)state;
+    char words[sizeof err.text];
+    sigset_t before, after;
+    const int n = num_descriptors();
+    signal(SIGCHLD, SIG_IGN);                           /* then nobody can wait for a child */
+    sigemptyset(&before);
+    sigaddset(&before, SIGTERM);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_OK);
+    assert_int_equal(create_in_memory(META "FV_SCORE { return t; }\n", words, sizeof words), FV_E_COMPILE);
+    sigprocmask(SIG_SETMASK, NULL, &after);
+    assert_true(sigismember(&after, SIGTERM) && !sigismember(&after, SIGINT));
+    sigemptyset(&before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    signal(SIGCHLD, SIG_DFL);
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_OK);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+    assert_int_equal(num_descriptors(), n);
+}
+
+/* Every allocation of the library's own may fail. */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL);
+    fv_variant *v = NULL;
+    long n = 1;
+    for (;; n++) {
+        fv__os_fail_at = n;
+        const fv_status s = fv_variant_create(ctx, "gain", gain, &v, &err);
+        fv__os_fail_at = 0;
+        if (s == FV_OK) break;
+        assert_int_equal(s, FV_E_NO_MEMORY);
+        assert_null(v);
+    }
+    assert_true(n > 1);
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&ctx));
+}
+
+/* Threads that create the same text at once: it is compiled once. */
+static void *create_one(void *arg)
+{
+    fv_ctx *ctx = arg;
+    fv_variant *v = NULL;
+    fv_error own;
+    if (fv_variant_create(ctx, "together", gain, &v, &own) != FV_OK) return NULL;
+    return v;
+}
+
+static void many_threads(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&threads[i], NULL, create_one, ctx), 0);
+    for (int i = 0; i < 4; i++) {
+        void *made = NULL;
+        pthread_join(threads[i], &made);
+        fv_variant *v = made;
+        assert_non_null(v);
+        OK(fv_variant_destroy(&v));
+    }
+    assert_int_equal(stats_of(ctx).compiles, 1);
+    OK(fv_close(&ctx));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(built_ins), cmocka_unit_test(examples), cmocka_unit_test(hooks),
+        cmocka_unit_test(built_ins),        cmocka_unit_test(examples),         cmocka_unit_test(hooks),        cmocka_unit_test(wrong_bounds_are_noticed),
+        cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(lines_of_clang), cmocka_unit_test(found_again), cmocka_unit_test(other_levels),
+        cmocka_unit_test(without_compiler), cmocka_unit_test(hostile_folders),  cmocka_unit_test(leaves_nothing), cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(many_threads),
     };
     if (!mkdtemp(cache_dir)) return 1;
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

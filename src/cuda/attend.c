@@ -2,6 +2,8 @@
 /* attend.c -- host half of kernels/attend_sm80.cu (see attend.h). The device half asserts that the shared memory counted here is enough. */
 #include "attend.h"
 
+#include "texts.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -220,7 +222,7 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
     c->decode = limits->max_rows == limits->max_requests && !limits->max_segments && limits->sharing == FV_SHARING_OFF;
     c->uses_bytes = fv__attend_use_offset(p, p->num_uses);
     if (c->uses_bytes > 1024) return refuse(err, "problem.variants", c->uses_bytes, 1024, "the variants' arguments need more than 1024 bytes");
-    if (has_hook(p, FV__HOOK_KEY_SUM)) return refuse(err, "problem.variants", 1, 0, "it has no second pass for key sums");
+    if (has_hook(p, FV__HOOK_KEY_SUM)) return refuse(err, "problem.variants", 1, 0, "FV_KEY_SUM: it has no second pass for key sums");
     if (c->k_stored == FV__E2M1 && p->dim_qk % 16) return refuse(err, "problem.dim_qk", p->dim_qk, 16, "4-bit keys need a multiple of 16");
     const int size = !c->decode ? 2 : p->group <= 16 ? 0 : p->group <= 64 ? 1 : 2;
     if (!choose_shape(c, device, size)) {
@@ -436,9 +438,10 @@ char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
     put_constants(&w, c);
     put(&w, "#include \"hooks.cuh\"\n");
     for (int i = 0; i < p->num_uses; i++) {
-        put(&w, "#define FV_VARIANT_NAME u%d\nstruct FV_ARGS;\n", i);
-        put_bytes(&w, p->uses[i].variant->text, strlen(p->uses[i].variant->text));
-        put(&w, "\n#undef FV_VARIANT_NAME\n");
+        char *text = fv__cuda_variant_text(i, p->uses[i].variant);
+        if (text) put_bytes(&w, text, strlen(text));
+        else w.failed = true;
+        free(text);
     }
     put_uses(&w, p);
     for (int h = 0; h < FV__NUM_HOOKS; h++) if (has_hook(p, h)) put(&w, "#define FV_HAS_%s\n", hook_names[h]);

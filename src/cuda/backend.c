@@ -9,6 +9,7 @@
  * What the caller has on the device already (page ids, lengths, arrays of variants) stays there; the step holds its address. */
 #include "../engine.h"
 #include "state.h"
+#include "texts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -117,6 +118,7 @@ static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, C
     free(text);
     s->num_variants = p->num_uses;
     for (int i = 0; i < p->num_uses; i++) s->variants[i] = p->uses[i].variant;
+    if (status == FV_E_COMPILE) fv__cuda_blame(s->variants, s->num_variants, err);
     return status;
 }
 

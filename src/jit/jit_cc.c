@@ -249,6 +249,20 @@ static fv_status complain(const fv__jit_request *r, const char *program, int sta
     return fv__fail(err, FV_E_COMPILE, name, 0, 0, "%s: %s failed (%d): %s", name, program, status, other ? other : "it gave no reason");
 }
 
+/* Is the file what the programs should have made of it? Exit codes alone do not say: FV_CC may be anything. */
+static bool is_elf(int fd, int type)
+{
+    Elf64_Ehdr head;
+    return pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG) && head.e_ident[EI_CLASS] == ELFCLASS64 &&
+           head.e_type == type && (MACHINE == EM_NONE || head.e_machine == MACHINE) && (type == ET_REL || head.e_phnum > 0);
+}
+
+static fv_status not_made(const fv__cc *cc, const char *what, fv_error *err)
+{
+    return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, MACHINE, "%s made no %s for this process: FV_CC must name a C compiler for %s", cc->path, what,
+                    MACHINE == EM_AARCH64 ? "64-bit ARM" : MACHINE == EM_X86_64 ? "x86-64" : "this machine");
+}
+
 /* Runs one program; its diagnostics are those of this run alone. */
 static fv_status run(const fv__jit_request *r, const char *path, char *const *argv, const int fds[NUM_FDS], fv_error *err)
 {
@@ -295,7 +309,8 @@ static fv_status make_object(const fv__cc *cc, const fv__jit_request *r, const i
     for (int i = 0; i < r->num_options; i++) add(&a, r->options[i]);
     static const char *const rest[] = { "-c", "-pipe", "-o", OBJECT_PATH, "-x", "c", "-" };
     for (int i = 0; i < FV__COUNT(rest); i++) add(&a, rest[i]);
-    return run(r, cc->path, (char *const *)a.list, fds, err);
+    FV_TRY(run(r, cc->path, (char *const *)a.list, fds, err));
+    return is_elf(fds[OBJECT], ET_REL) ? FV_OK : not_made(cc, "object", err);
 }
 
 /* The linker that the compiler would take: it may be a cross compiler's. */
@@ -326,17 +341,9 @@ static fv_status make_library(const fv__cc *cc, const fv__jit_request *r, const 
 
 static fv_status take_library(const fv__cc *cc, const fv__jit_request *r, int fd, fv__jit_output *out, fv_error *err)
 {
-    Elf64_Ehdr head;
+    if (!is_elf(fd, ET_DYN)) return not_made(cc, "library", err);
     out->data = read_file(fd, FV__JIT_MAX_ENTRY, &out->size);
-    if (!out->data) return fv__fail(err, FV_E_NO_MEMORY, "text", 0, 0, "no memory for the compiled %s", r->name);
-    if (out->size > sizeof head) memcpy(&head, out->data, sizeof head);
-    else memset(&head, 0, sizeof head);
-    const bool ours = MACHINE == EM_NONE || head.e_machine == MACHINE;
-    if (!memcmp(head.e_ident, ELFMAG, SELFMAG) && head.e_ident[EI_CLASS] == ELFCLASS64 && head.e_type == ET_DYN && ours) return FV_OK;
-    free(out->data);
-    *out = (fv__jit_output){ 0 };
-    return fv__fail(err, FV_E_COMPILE, "FV_CC", head.e_machine, MACHINE, "%s made no library for this process: FV_CC must name a compiler for %s", cc->path,
-                    MACHINE == EM_AARCH64 ? "64-bit ARM" : MACHINE == EM_X86_64 ? "x86-64" : "this machine");
+    return out->data ? FV_OK : fv__fail(err, FV_E_NO_MEMORY, "text", 0, 0, "no memory for the compiled %s", r->name);
 }
 
 fv_status fv__cc_compile(void *user, const fv__jit_request *r, fv__jit_output *out, fv_error *err)
