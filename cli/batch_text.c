@@ -4,6 +4,7 @@
 #include "batch_text.h"
 #include "cli.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -339,4 +340,32 @@ void batch_arrays_free(batch_arrays *a)
     free(a->page_indptr);
     free(a->page_ids);
     *a = (batch_arrays){ 0 };
+}
+
+int batch_text_load(const char *path, batch_text *out)
+{
+    batch_text_error problem = { 0 };
+    size_t size;
+    char *text = cli_read_file(path, &size);
+    if (!text)
+        return cli_misuse("%s: %s", path, strerror(errno));
+    const bool good = batch_text_read(text, size, out, &problem);
+    free(text);
+    return good ? CLI_OK : cli_misuse("%s:%lld: %s", path, (long long)problem.line, problem.text);
+}
+
+fv_problem batch_text_problem(const batch_text *b, batch_uses *uses)
+{
+    *uses = (batch_uses){ 0 };
+    for (int i = 0; i < b->num_variants; i++) {
+        const batch_variant *from = &b->variants[i];
+        for (int j = 0; j < from->num_args; j++)
+            uses->args[i][j] = (fv_arg){ .name = from->arg_names[j], .number = from->numbers[j] };
+        uses->uses[i] = (fv_variant_use){ .name = from->name, .args = uses->args[i],
+                                          .num_args = from->num_args };
+    }
+    return (fv_problem){ .q = b->dtype, .k = b->kv_dtype, .v = b->kv_dtype, .o = b->dtype,
+                         .num_q_heads = (int32_t)b->q_heads, .num_kv_heads = (int32_t)b->kv_heads,
+                         .dim_qk = (int32_t)b->dim_qk, .dim_v = (int32_t)b->dim_v,
+                         .variants = uses->uses, .num_variants = b->num_variants };
 }

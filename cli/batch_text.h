@@ -70,6 +70,17 @@ typedef struct batch_arrays {
 bool batch_text_read(const char *text, size_t size, batch_text *out, batch_text_error *err);
 void batch_text_free(batch_text *b);
 
+/* Reads a file: CLI_OK, or prints and returns the exit code. */
+int batch_text_load(const char *path, batch_text *out);
+
+/* What a problem made of a text points to, beside the text itself. */
+typedef struct batch_uses {
+    fv_variant_use uses[BATCH_MAX_VARIANTS];
+    fv_arg args[BATCH_MAX_VARIANTS][BATCH_MAX_ARGS];
+} batch_uses;
+
+fv_problem batch_text_problem(const batch_text *b, batch_uses *uses);
+
 void batch_text_unfold(const batch_text *b, batch_arrays *out);
 void batch_arrays_free(batch_arrays *a);
 

@@ -15,40 +15,7 @@ typedef struct plan_options {
     bool invariant;
 } plan_options;
 
-static int read_batch(const char *path, batch_text *out)
-{
-    batch_text_error problem = { 0 };
-    size_t size;
-    char *text = cli_read_file(path, &size);
-    if (!text)
-        return cli_misuse("%s: %s", path, strerror(errno));
-    const bool good = batch_text_read(text, size, out, &problem);
-    free(text);
-    return good ? CLI_OK : cli_misuse("%s:%lld: %s", path, (long long)problem.line, problem.text);
-}
-
-/* ---- text -> problem, limits, plan ---- */
-
-typedef struct variant_uses {
-    fv_variant_use uses[BATCH_MAX_VARIANTS];
-    fv_arg args[BATCH_MAX_VARIANTS][BATCH_MAX_ARGS];
-} variant_uses;
-
-static fv_problem problem_of(const batch_text *b, variant_uses *v)
-{
-    *v = (variant_uses){ 0 };
-    for (int i = 0; i < b->num_variants; i++) {
-        const batch_variant *from = &b->variants[i];
-        for (int j = 0; j < from->num_args; j++)
-            v->args[i][j] = (fv_arg){ .name = from->arg_names[j], .number = from->numbers[j] };
-        v->uses[i] =
-            (fv_variant_use){ .name = from->name, .args = v->args[i], .num_args = from->num_args };
-    }
-    return (fv_problem){ .q = b->dtype, .k = b->kv_dtype, .v = b->kv_dtype, .o = b->dtype,
-                         .num_q_heads = (int32_t)b->q_heads, .num_kv_heads = (int32_t)b->kv_heads,
-                         .dim_qk = (int32_t)b->dim_qk, .dim_v = (int32_t)b->dim_v,
-                         .variants = v->uses, .num_variants = b->num_variants };
-}
+/* ---- text -> limits, plan ---- */
 
 static fv_plan_desc limits_of(const batch_arrays *a, const plan_options *o)
 {
@@ -62,8 +29,8 @@ static fv_plan_desc limits_of(const batch_arrays *a, const plan_options *o)
 static fv_status make_plan(fv_ctx *ctx, const batch_text *b, const batch_arrays *a,
                            const plan_options *o, fv_plan **plan, fv_error *err)
 {
-    variant_uses variants;
-    const fv_problem problem = problem_of(b, &variants);
+    batch_uses uses;
+    const fv_problem problem = batch_text_problem(b, &uses);
     const fv_plan_desc limits = limits_of(a, o);
     const fv_batch batch = {
         .num_requests = a->num_requests, .rows = fv_i32(a->rows, a->num_requests + 1),
@@ -144,7 +111,7 @@ int cmd_plan(int argc, char **argv)
     if (argc - first != 1)
         return cli_misuse("plan needs one file (see foveal plan --help)");
     batch_text batch;
-    if ((code = read_batch(argv[first], &batch)) != CLI_OK)
+    if ((code = batch_text_load(argv[first], &batch)) != CLI_OK)
         return code;
     fv_ctx *ctx = NULL;
     if ((code = cli_open(&o.device, &ctx)) == CLI_OK) {

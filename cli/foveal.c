@@ -20,6 +20,7 @@ static const cli_command commands[] = {
     { "replay", "serve a real trace at the attention level, check it, measure it", cmd_replay },
     { "plan", "show how a batch given as a small text file is cut into work", cmd_plan },
     { "bench", "time the engine beside the limits of this machine", cmd_bench },
+    { "jit", "compile kernels ahead, list them, put them into bundles", cmd_jit },
     { "info", "what this library and this machine can do", cmd_info },
     { "version", "print the version", cmd_version },
     { "help", "this text, or the options of a command: foveal help replay", cmd_help },

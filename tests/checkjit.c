@@ -22,13 +22,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_ARCHS = 16, MAX_OPTIONS = 40, MAX_FILES = 64 };
+enum { MAX_ARCHS = 16 };
 
 typedef struct job {
-    fv__cuda_program program;
-    fv__jit_text extra;             /* the file's text */
-    char *line;                     /* the options, cut into words; owned */
-    const char *options[MAX_OPTIONS];
+    fv__cuda_program program;       /* a copy of its own */
     const char *arch;
     const fv__jit_blob *blob;
     fv_status status;
@@ -52,11 +49,6 @@ static struct {
 
 /* --------------------------------------------------------------------------------------------------- what to compile */
 
-static int arch_number(const char *arch)
-{
-    return !strncmp(arch, "sm_", 3) ? atoi(arch + 3) : 0;
-}
-
 static job *new_job(void)
 {
     if (g.num_jobs == g.room) {
@@ -69,74 +61,25 @@ static job *new_job(void)
 
 static bool wanted(const char *name, int oldest, bool quick, const char *arch)
 {
-    return arch_number(arch) >= oldest && (quick || !g.quick) && (!g.match || strstr(name, g.match));
+    return fv__cuda_arch_number(arch) >= oldest && (quick || !g.quick) && (!g.match || strstr(name, g.match));
 }
 
-/* One of the backend's programs; a copy, as it is the caller's only while it visits. */
+/* `user` is the arch; a copy, as it is the caller's only while it visits. */
 static void add_program(void *user, const fv__cuda_program *p, int oldest, bool quick)
 {
-    (void)user;
-    for (int a = 0; a < g.num_archs; a++) {
-        if (!wanted(p->name, oldest, quick, g.archs[a])) continue;
-        job *j = new_job();
-        j->program = *p;
-        j->program.name = strdup(p->name);
-        j->arch = g.archs[a];
-        fv__jit_text *extra = calloc((size_t)p->num_extra + 1, sizeof *extra);
-        for (int i = 0; i < p->num_extra; i++) extra[i] = (fv__jit_text){ strdup(p->extra[i].name), strdup(p->extra[i].text) };
-        j->program.extra = extra;
-        const char **options = calloc((size_t)p->num_options + 1, sizeof *options);
-        for (int i = 0; i < p->num_options; i++) options[i] = strdup(p->options[i]);
-        j->program.options = options;
-    }
-}
-
-/* A build given by a line of options (NULL: none). `text` NULL: an embedded one. */
-static void add_line(const char *source, const char *text, const char *line, size_t length)
-{
-    char name[256];
-    int oldest = 0;
-    bool quick = true;
-    char *words = strndup(line ? line : "", length), *rest = words, *word;
-    const char *options[MAX_OPTIONS];
-    int n = 0;
-    while ((word = strsep(&rest, " \t\r"))) {
-        if (!*word) continue;
-        if (!strcmp(word, "full")) quick = false;
-        else if (sscanf(word, "sm>=%d", &oldest) == 1) continue;
-        else if (n < MAX_OPTIONS) options[n++] = word;
-    }
-    int at = snprintf(name, sizeof name, "%s", source);
-    for (int i = 0; i < n && at < (int)sizeof name; i++) at += snprintf(name + at, sizeof name - (size_t)at, " %s", options[i]);
-    for (int a = 0; a < g.num_archs; a++) {
-        if (!wanted(name, oldest, quick, g.archs[a])) continue;
-        job *j = new_job();
-        memcpy(j->options, options, (size_t)n * sizeof *options);
-        j->extra = (fv__jit_text){ source, text };
-        j->line = words;
-        j->arch = g.archs[a];
-        j->program = (fv__cuda_program){ .name = strdup(name), .source = source, .num_extra = text != NULL, .num_options = n };
-    }
-}
-
-static bool has_program(const char *source)
-{
-    for (int i = 0; i < g.num_jobs; i++)
-        if (!strcmp(g.jobs[i].program.source, source)) return true;
-    return false;
-}
-
-static void add_text(const char *source, const char *text, bool embedded)
-{
-    static const char mark[] = "checkjit:";
-    bool any = embedded && has_program(source);
-    for (const char *at = text; (at = strstr(at, mark)); any = true) {
-        at += strlen(mark);
-        const size_t length = strcspn(at, "\n");
-        const char *end = memmem(at, length, "*/", 2);
-        add_line(source, embedded ? NULL : text, at, end ? (size_t)(end - at) : length);
-    }
-    if (!any) add_line(source, embedded ? NULL : text, NULL, 0);
+    const char *arch = user;
+    if (!wanted(p->name, oldest, quick, arch)) return;
+    job *j = new_job();
+    j->program = *p;
+    j->program.name = strdup(p->name);
+    j->program.source = strdup(p->source);
+    j->arch = arch;
+    fv__jit_text *extra = calloc((size_t)p->num_extra + 1, sizeof *extra);
+    for (int i = 0; i < p->num_extra; i++) extra[i] = (fv__jit_text){ strdup(p->extra[i].name), strdup(p->extra[i].text) };
+    j->program.extra = extra;
+    const char **options = calloc((size_t)p->num_options + 1, sizeof *options);
+    for (int i = 0; i < p->num_options; i++) options[i] = strdup(p->options[i]);
+    j->program.options = options;
 }
 
 static char *read_text(const char *path)
@@ -154,15 +97,13 @@ static char *read_text(const char *path)
 
 static void gather(char **files, int num_files)
 {
-    for (int i = 0; i < num_files; i++) {
-        const char *slash = strrchr(files[i], '/');
-        add_text(slash ? slash + 1 : files[i], read_text(files[i]), false);
-    }
-    if (num_files) return;
-    fv__cuda_programs(add_program, NULL);
-    for (const fv__jit_text *t = fv__cuda_sources; t->name; t++) {
-        const size_t length = strlen(t->name);
-        if (length > 3 && !strcmp(t->name + length - 3, ".cu")) add_text(t->name, t->text, true);
+    for (int a = 0; a < g.num_archs; a++) {
+        void *arch = (void *)(uintptr_t)g.archs[a];
+        for (int i = 0; i < num_files; i++) {
+            const char *slash = strrchr(files[i], '/');
+            fv__cuda_text_programs(slash ? slash + 1 : files[i], read_text(files[i]), false, add_program, arch);
+        }
+        if (!num_files) fv__cuda_programs(g.archs[a], add_program, arch);
     }
 }
 
@@ -173,10 +114,6 @@ static void *work(void *arg)
     (void)arg;
     for (int i; (i = atomic_fetch_add(&g.next, 1)) < g.num_jobs; ) {
         job *j = &g.jobs[i];
-        if (j->line) {
-            j->program.options = j->options;
-            j->program.extra = &j->extra;
-        }
         const fv_status status = fv__cuda_jit_compile(g.jit, &j->program, j->arch, &j->blob, &j->error);
         pthread_mutex_lock(&g.mutex);
         j->status = status;
