@@ -28,6 +28,7 @@ int cmd_replay(int argc, char **argv);
 int cmd_info(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+int cmd_variant(int argc, char **argv);
 int cmd_jit(int argc, char **argv);
 
 /* ---- messages: "foveal: ..." on standard error; the return value is the exit code ---- */

@@ -21,6 +21,7 @@ static const cli_command commands[] = {
     { "plan", "show how a batch given as a small text file is cut into work", cmd_plan },
     { "bench", "time the engine beside the limits of this machine", cmd_bench },
     { "jit", "compile kernels ahead, list them, put them into bundles", cmd_jit },
+    { "variant", "check and time an attention variant of your own", cmd_variant },
     { "info", "what this library and this machine can do", cmd_info },
     { "version", "print the version", cmd_version },
     { "help", "this text, or the options of a command: foveal help replay", cmd_help },

@@ -7,6 +7,7 @@
 #   gen/variant_files.inc     FV_VARIANT_NAME and FV_HAS_HOOK defined, then FV_VARIANT_OPEN, the text, FV_VARIANT_CLOSE included
 #   gen/variant_texts.inc     fv__text_NAME[]             their texts
 #   gen/isas.inc              FV_ISA(name)                src/cpu/isa/*.h that fit the target's architecture
+#   gen/isa_flags.inc         { "level", "its flags" },   the same levels
 #   gen/cpu_kernels.inc       FV_CPU_KERNEL(name)         src/cpu/kernels/*.c, likewise
 #   gen/cuda_kernels.inc      FV_CUDA_KERNEL(name)        src/cuda/kernels/*.cu
 #   gen/{cuda,cpu}_texts.inc  arrays, and gen/{cuda,cpu}_table.inc: { "file name", array }, lines
@@ -130,6 +131,7 @@ fv_glob(isa_files ${CMAKE_SOURCE_DIR}/src/cpu/isa/*.h)
 fv_glob(template_files ${CMAKE_SOURCE_DIR}/src/cpu/*_tmpl.c)
 set(isas "")
 set(FV_ISA_SOURCES "")
+set(isa_flags "")
 set(FV_ISAS "")                         # and FV_ISA_FLAGS_<level>, gen/probe_<level>.c: for checksimd
 foreach(file ${isa_files})
   get_filename_component(isa ${file} NAME_WE)
@@ -138,6 +140,7 @@ foreach(file ${isa_files})
     continue()
   endif()
   string(APPEND isas "FV_ISA(${isa})\n")
+  string(APPEND isa_flags "    { \"${isa}\", \"${flags}\" },\n")
   list(APPEND FV_ISAS ${isa})
   set(FV_ISA_FLAGS_${isa} "${flags}")
   fv_write(probe_${isa}.c
@@ -151,6 +154,7 @@ foreach(file ${isa_files})
   endforeach()
 endforeach()
 fv_write(isas.inc "${isas}")
+fv_write(isa_flags.inc "${isa_flags}")
 
 # Hand-written kernels. A .cu file's host half is C, its device half is text.
 set(kernels "")

@@ -7,6 +7,7 @@
 #include "spec.h"
 
 #include "cpu/compile.h"
+#include "cpu/cpu.h"
 #include "cuda/state.h"
 #include "dtype.h"
 #include "os.h"
@@ -122,9 +123,13 @@ static void free_array(subject *s, array *a)
 
 static void *address(const subject *s, const array *a) { return s->ctx->cuda ? (void *)(uintptr_t)a->device : a->host; }
 
+/* Large ones, which only clocks look at, repeat. */
 static void fill(subject *s, array *a, fv__dtype type, int64_t count, double amplitude)
 {
-    for (int64_t i = 0; i < count; i++) fv__dtype_store(type, a->host, i, uniform(s, -amplitude, amplitude));
+    const int64_t own = fv__min64(count, 1 << 20);
+    for (int64_t i = 0; i < own; i++) fv__dtype_store(type, a->host, i, uniform(s, -amplitude, amplitude));
+    for (int64_t i = own; i < count; i += own)
+        memcpy((char *)a->host + fv__dtype_bytes(type, i), a->host, (size_t)fv__dtype_bytes(type, fv__min64(own, count - i)));
 }
 
 /* ------------------------------------------------------------------------------------------------------------- batches */
@@ -794,6 +799,16 @@ fv_status spec_compile(fv_ctx *ctx, const fv_variant *v, fv_error *err)
     fv__cpu_code_close(&code);
     return status;
 }
+
+const char *spec_level(int i, bool *available)
+{
+    if (i < 0 || i >= fv__cpu_isa_count()) return NULL;
+    const fv__cpu_isa *isa = fv__cpu_isa_at(i);
+    *available = isa->available();
+    return isa->name;
+}
+
+bool spec_is_builtin(const char *name) { return fv__variant_find(name) != NULL; }
 
 const char *spec_formula(const fv_variant *v) { return v->meta.formula; }
 

@@ -48,6 +48,12 @@ fv_status spec_time(fv_ctx *ctx, const fv_variant_use *uses, int num_uses, const
 /* Compiles the definition alone: a fault in it is told as by fv_variant_create. */
 fv_status spec_compile(fv_ctx *ctx, const fv_variant *variant, fv_error *err);
 
+/* CPU level i, ascending, of those that this library has; NULL: there is none. *available: the machine has it. */
+const char *spec_level(int i, bool *available);
+
+/* Is there a built-in variant of this name? */
+bool spec_is_builtin(const char *name);
+
 /* Hooks of a variant in words, "score, visible"; its formula. */
 const char *spec_formula(const fv_variant *variant);
 void spec_hooks(const fv_variant *variant, char *words, size_t size);

@@ -87,23 +87,42 @@ static const char *find_text(const char *name)
     return NULL;
 }
 
-static bool is_include(const char *line)
+/* Is the line an #include? *text: of the file, where it is one of ours. */
+static bool is_include(const char *line, const char **text)
 {
+    char name[64];
+    *text = NULL;
     line += strspn(line, " \t");
-    return *line == '#' && !strncmp(line + 1 + strspn(line + 1, " \t"), "include", 7);
+    if (*line != '#' || strncmp(line + 1 + strspn(line + 1, " \t"), "include", 7)) return false;
+    const char *quote = line + strcspn(line, "\"\n");
+    if (*quote != '"') return true;
+    const size_t n = strcspn(quote + 1, "\"\n");
+    if (n >= sizeof name) return true;
+    memcpy(name, quote + 1, n);
+    name[n] = 0;
+    const char *slash = strrchr(name, '/');
+    *text = find_text(slash ? slash + 1 : name);
+    return true;
 }
 
-/* One of our texts without its includes: what they name stands before it. */
-static void put_ours(writer *w, const char *name)
+/* One of our texts. Files of ours that it includes come in their place, with guards of their own; others give integer names, which are there. */
+static void put_text(writer *w, const char *at)
 {
-    const char *at = find_text(name);
-    w->failed |= !at;
     while (at && *at) {
         const size_t n = strcspn(at, "\n");
-        if (!is_include(at)) put(w, at, n);
+        const char *included;
+        if (!is_include(at, &included)) put(w, at, n);
+        else put_text(w, included);
         put(w, "\n", 1);
         at += n + (at[n] == '\n');
     }
+}
+
+static void put_ours(writer *w, const char *name)
+{
+    const char *text = find_text(name);
+    w->failed |= !text;
+    put_text(w, text);
 }
 
 static void put_level(writer *w, const char *isa)
@@ -151,17 +170,18 @@ char *fv__cpu_source(const char *isa, const fv__variant_meta *meta, const char *
 
 /* ------------------------------------------------------------------------------------------------------------ compiling */
 
-/* The words of the ` * cflags:` line of a level's file, as the build reads it. */
+/* The words of the level's flags, those that its built-in variants were compiled with. */
 static int level_flags(const char *isa, char words[FLAGS_CHARS], const char *flags[MAX_FLAGS])
 {
-    static const char mark[] = "\n * cflags:";
-    char file[40];
+    static const struct {
+        const char *level, *flags;
+    } levels[] = {
+#include "isa_flags.inc"
+    };
     int n = 0;
-    snprintf(file, sizeof file, "%s.h", isa);
-    const char *text = find_text(file), *line = text ? strstr(text, mark) : NULL;
-    if (!line) return 0;
-    line += sizeof mark - 1;
-    snprintf(words, FLAGS_CHARS, "%.*s", (int)strcspn(line, "\n"), line);
+    *words = 0;
+    for (int i = 0; i < FV__COUNT(levels); i++)
+        if (!strcmp(levels[i].level, isa)) snprintf(words, FLAGS_CHARS, "%s", levels[i].flags);
     for (char *rest = words, *word; n < MAX_FLAGS && (word = strsep(&rest, " ")); )
         if (*word) flags[n++] = word;
     return n;
