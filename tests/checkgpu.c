@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkgpu.c -- attention on a GPU through the public API: shapes against the definition in double, then times inside graphs.
  *
- *     checkgpu [--device cuda:0] [--match WORD] [--time] [--no-check] [--tune KEY=N,...]
+ *     checkgpu [--device cuda:0] [--match WORD,...] [--time] [--no-check] [--variant NAME:KEY=N,...]...
+ *              [--compile] [--stamps] [--part I/N]
  *
  * Needs libc, the driver and NVRTC. Inputs are fresh random numbers; memory that may not be read holds NaN. Prints a table and, last,
- * "N passed, N failed". Exit status 77: no GPU. --tune changes configurations, for measurements: stages, blocks, tile, warps, ahead, kinds=A.B.C.D+...
- * (m-tiles, warps along rows, values, keys), of all plans but decode ones; decode=1: of all. */
+ * "N passed, N failed". Exit status 77: no GPU.
+ *
+ * --variant times shapes again with another configuration, for measurements: stages, blocks, tile, warps, look, paired, kinds=A.B.C.D+... (m-tiles,
+ * warps along rows, values, keys); decode=1: for shapes of one row a request, else for the others; check=1: shapes are checked with it first.
+ * "default:" is the library's own. --compile only makes the plans, so that their code is in the cache folder: run it for several variants
+ * at once before their times are taken. --part: every Nth of the checks from the Ith on, for several processes at once. --stamps prints where the
+ * time of a launch goes, from clocks in the kernel. */
 #include "cuda/state.h"
 #include "ctx.h"
 #include "os.h"
@@ -633,6 +639,8 @@ static double time_graph(void (*body)(void *arg, int i), void *arg, int count)
 
 typedef struct load { fv_plan *plan; fv_tensors t; CUdeviceptr k, v; size_t step; int copies; } load;
 
+static bool compile_only, stamps;
+
 static void one_run(void *arg, int i)
 {
     load *l = arg;
@@ -685,7 +693,49 @@ static void time_ceiling(void)
     fv__cuda_free(device, r.out);
 }
 
-static void time_shape(const timing *s)
+/* Where the time of a launch goes, by the kernel's own clocks (STAMP in attend_sm80.cu): medians over blocks, in cycles since the block began. */
+static int by_value(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void print_stamps(const load *l, int workers)
+{
+    static const char *const names[] = { "", "begin", "piece read", "asked", "K there", "keys done", "written", "merged", "2nd read", "asked", "K there",
+                                         "keys done", "written", "merged", "end", "" };
+    fv_error err;
+    enum { N = 16 };
+    int64_t *all = malloc(sizeof(int64_t) * N * (size_t)workers), *column = malloc(sizeof(int64_t) * (size_t)workers);
+    MUST(fv__cuda_fill_bytes(device, (CUdeviceptr)(uintptr_t)l->t.lse.data, 0, sizeof(int64_t) * N * (size_t)workers, stream, &err));
+    one_run((void *)(uintptr_t)l, 1);
+    MUST(fv__cuda_to_host(device, all, (CUdeviceptr)(uintptr_t)l->t.lse.data, sizeof(int64_t) * N * (size_t)workers, stream, &err));
+    MUST(fv__cuda_stream_sync(device, stream, &err));
+    int64_t first = INT64_MAX, last_start = 0, end = 0, first_end = INT64_MAX;
+    for (int w = 0; w < workers; w++) {
+        first = fv__min64(first, all[w * N]);
+        last_start = fv__max64(last_start, all[w * N]);
+        end = fv__max64(end, all[w * N + 15]);
+        first_end = fv__min64(first_end, all[w * N + 15]);
+    }
+    printf("    blocks begin within %lld ns, the first ends after %lld ns, the last after %lld ns\n", (long long)(last_start - first),
+           (long long)(first_end - first), (long long)(end - first));
+    printf("    cycles, median (longest):");
+    for (int i = 2; i < 15; i++) {
+        int n = 0;
+        for (int w = 0; w < workers; w++)
+            if (all[w * N + i]) column[n++] = all[w * N + i] - all[w * N + 1];
+        if (!n) continue;
+        qsort(column, (size_t)n, sizeof *column, by_value);
+        printf(" %s %lld (%lld)", names[i], (long long)column[n / 2], (long long)column[n - 1]);
+    }
+    printf("\n");
+    free(all);
+    free(column);
+}
+
+/* Returns what counts of the shape: TFLOP/s, or TB/s of decoding; -1: it could not be run. */
+static double time_shape(const timing *s)
 {
     fv_error err = { 0 };
     const int bits = fv__dtypes[fv__dtype_find(s->k)].bits;
@@ -702,10 +752,15 @@ static void time_shape(const timing *s)
     const int64_t before = fv__os_now_ns();
     if (fv_plan_create(ctx, &problem, &limits, &l.plan, &err) != FV_OK) {
         printf("%-28s %s\n", s->name, err.text);
-        return;
+        return -1;
     }
     const double create_ms = (double)(fv__os_now_ns() - before) * 1e-6;
-    CUdeviceptr q, o;
+    if (compile_only) {
+        printf("%-28s created in %.0f ms\n", s->name, create_ms);
+        fv_plan_destroy(&l.plan);
+        return 0;
+    }
+    CUdeviceptr q, o, lse = 0;
     const size_t q_bytes = (size_t)(rows * s->hq * s->dk) * 2;
     MUST(fv__cuda_alloc(device, q_bytes, &q, &err));
     MUST(fv__cuda_alloc(device, q_bytes, &o, &err));
@@ -744,6 +799,10 @@ static void time_shape(const timing *s)
     v.shape[v.ndim - 1] = s->dv;
     l.t = (fv_tensors){ .q = tensor3(q, s->q, rows, s->hq, s->dk), .k = k, .o = tensor3(o, s->q, rows, s->hq, s->dv) };
     if (!s->v_in_k) l.t.v = v;
+    if (stamps) {
+        MUST(fv__cuda_alloc(device, fv__max64(rows * s->hq * 4, 1 << 20), &lse, &err));
+        l.t.lse = (fv_tensor){ .data = (void *)(uintptr_t)lse, .dtype = "f32", .ndim = 2, .shape = { rows, s->hq }, .stride = { s->hq, 1 } };
+    }
     const int64_t plan_before = fv__os_now_ns();
     MUST(fv_plan_update(l.plan, NULL, &batch, stream, &err));
     const double plan_us = (double)(fv__os_now_ns() - plan_before) * 1e-3;
@@ -762,6 +821,10 @@ static void time_shape(const timing *s)
     fv_plan_query(l.plan, &stats, &err);
     printf("%-28s %10.1f us  %7.3f TB/s  %7.1f TFLOP/s  host %.1f us  plan %.0f us  create %.0f ms  workers %d\n", s->name, us, bytes / us * 1e-6,
            flops / us * 1e-6, host_us, plan_us, create_ms, stats.workers);
+    if (stamps) {
+        print_stamps(&l, stats.workers);
+        fv__cuda_free(device, lse);
+    }
     fflush(stdout);
     fv_plan_destroy(&l.plan);
     fv__cuda_free(device, q);
@@ -770,23 +833,33 @@ static void time_shape(const timing *s)
     fv__cuda_free(device, l.v);
     free(indptr);
     free(ids);
+    return s->rows == 1 ? bytes / us * 1e-6 : flops / us * 1e-6;
 }
 
 /* --------------------------------------------------------------------------------------------------------------- main */
 
-static fv__attend_config tuned;         /* 0: as it is */
+enum { MAX_VARIANTS = 24 };
+
+typedef struct variant { char name[32]; fv__attend_config tuned; bool decode, check; } variant;
+
+static variant variants[MAX_VARIANTS];
+static int num_variants;
+static const variant *now;              /* 0 in a field: as it is */
 
 static void tune(fv__attend_config *c)
 {
-    if (c->decode && !tuned.decode) return;
-    if (tuned.stages) c->stages = tuned.stages;
-    if (tuned.blocks_per_sm) c->blocks_per_sm = tuned.blocks_per_sm;
-    if (tuned.tile) c->tile = tuned.tile;
-    if (tuned.warps) c->warps = tuned.warps;
-    if (tuned.ahead) c->ahead = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->v_in_k && !c->invariant;
-    if (!tuned.num_kinds) return;
-    c->num_kinds = tuned.num_kinds;
-    memcpy(c->kinds, tuned.kinds, sizeof c->kinds);
+    const fv__attend_config *t = &now->tuned;
+    c->stamps = stamps;
+    if (c->decode != now->decode) return;
+    if (t->stages) c->stages = t->stages;
+    if (t->blocks_per_sm) c->blocks_per_sm = t->blocks_per_sm;
+    if (t->tile) c->tile = t->tile;
+    if (t->warps) c->warps = t->warps;
+    if (t->look) c->look = t->look;
+    if (t->paired) c->paired = !c->v_in_k && c->stages % 2 == 0;
+    if (!t->num_kinds) return;
+    c->num_kinds = t->num_kinds;
+    memcpy(c->kinds, t->kinds, sizeof c->kinds);
 }
 
 static int tune_number(const char *text, const char *key)
@@ -795,22 +868,81 @@ static int tune_number(const char *text, const char *key)
     return at ? atoi(at + strlen(key)) : 0;
 }
 
-static void read_tune(const char *text)
+/* NAME:KEY=N,... */
+static bool read_variant(const char *text)
 {
-    tuned.stages = tune_number(text, "stages=");
-    tuned.blocks_per_sm = tune_number(text, "blocks=");
-    tuned.tile = tune_number(text, "tile=");
-    tuned.warps = tune_number(text, "warps=");
-    tuned.decode = tune_number(text, "decode=");
-    tuned.ahead = tune_number(text, "ahead=");
+    const char *colon = strchr(text, ':');
+    if (!colon || num_variants == MAX_VARIANTS) return false;
+    variant *v = &variants[num_variants++];
+    fv__attend_config *t = &v->tuned;
+    snprintf(v->name, sizeof v->name, "%.*s", (int)(colon - text), text);
+    text = colon + 1;
+    v->decode = tune_number(text, "decode=");
+    v->check = tune_number(text, "check=");
+    t->stages = tune_number(text, "stages=");
+    t->blocks_per_sm = tune_number(text, "blocks=");
+    t->tile = tune_number(text, "tile=");
+    t->warps = tune_number(text, "warps=");
+    t->look = tune_number(text, "look=");
+    t->paired = tune_number(text, "paired=");
     const char *at = strstr(text, "kinds=");
     int n = 0;
-    for (at = at ? at + 6 : ""; tuned.num_kinds < FV__ATTEND_KINDS; at += n + (at[n] == '+')) {
-        fv__attend_kind *k = &tuned.kinds[tuned.num_kinds];
+    for (at = at ? at + 6 : ""; t->num_kinds < FV__ATTEND_KINDS; at += n + (at[n] == '+')) {
+        fv__attend_kind *k = &t->kinds[t->num_kinds];
         if (sscanf(at, "%d.%d.%d.%d%n", &k->m_tiles, &k->warps_rows, &k->warps_values, &k->warps_keys, &n) != 4) break;
-        tuned.num_kinds++;
+        t->num_kinds++;
     }
-    fv__attend_tune = tune;
+    return true;
+}
+
+/* Is one of the words, with commas between them, in the name? */
+static bool matches(const char *name, const char *words)
+{
+    char word[64];
+    for (const char *at = words; at && *at; at += strcspn(at, ","), at += *at == ',') {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        if (strstr(name, word)) return true;
+    }
+    return !words;
+}
+
+static int part, num_parts = 1;
+
+static bool is_default(const variant *v) { return !strcmp(v->name, "default"); }
+
+static void check_all(const char *match)
+{
+    for (int i = part; i < FV__COUNT(shapes); i += num_parts)
+        if (matches(shapes[i].name, match)) check_shape(&shapes[i]);
+}
+
+/* One after another, each on the shapes that it is for; a table last. */
+static void time_all(const char *match)
+{
+    static double got[MAX_VARIANTS][FV__COUNT(timings)];
+    if (!compile_only) time_ceiling();
+    for (int v = 0; v < num_variants; v++) {
+        now = &variants[v];
+        printf("-- %s\n", now->name);
+        if (now->check && !compile_only) check_all(now->decode ? "decode" : "prefill,window,softcap,dim,e4m3,fp4");
+        for (int i = 0; i < FV__COUNT(timings); i++)
+            if (matches(timings[i].name, match) && (is_default(now) || now->decode == (timings[i].rows == 1))) got[v][i] = time_shape(&timings[i]);
+    }
+    if (compile_only) return;
+    printf("\n%-26s", "TB/s; TFLOP/s of prefill");
+    for (int v = 0; v < num_variants; v++) printf(" %11.11s", variants[v].name);
+    printf("\n");
+    for (int i = 0; i < FV__COUNT(timings); i++) {
+        if (!matches(timings[i].name, match)) continue;
+        printf("%-26s", timings[i].name);
+        for (int v = 0; v < num_variants; v++) {
+            if (got[v][i] == 0) printf(" %11s", "");
+            else if (got[v][i] < 0) printf(" %11s", "-");
+            else printf(timings[i].rows == 1 ? " %11.3f" : " %11.1f", got[v][i]);
+        }
+        printf("\n");
+    }
+    printf("\n");
 }
 
 int main(int argc, char **argv)
@@ -820,14 +952,20 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--device") && i + 1 < argc) name = argv[++i];
         else if (!strcmp(argv[i], "--match") && i + 1 < argc) match = argv[++i];
-        else if (!strcmp(argv[i], "--tune") && i + 1 < argc) read_tune(argv[++i]);
+        else if (!strcmp(argv[i], "--variant") && i + 1 < argc && read_variant(argv[i + 1])) i++;
         else if (!strcmp(argv[i], "--time")) times = true;
+        else if (!strcmp(argv[i], "--compile")) compile_only = times = true, checks = false;
+        else if (!strcmp(argv[i], "--stamps")) stamps = times = true;
         else if (!strcmp(argv[i], "--no-check")) checks = false;
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &num_parts) == 2 && part >= 0 && num_parts > 0) i++;
         else {
-            printf("checkgpu [--device cuda:0] [--match WORD] [--time] [--no-check] [--tune KEY=N,...]\n");
+            printf("checkgpu [--device cuda:0] [--match WORD,...] [--time] [--no-check] [--variant NAME:KEY=N,...]... [--compile] [--stamps]"
+                   " [--part I/N]\n");
             return 2;
         }
     }
+    if (!num_variants) read_variant("default:");
+    now = &variants[0];
     fv_error err;
     const fv_open_desc desc = { .device = name };
     if (fv_open(&desc, &ctx, &err) != FV_OK) {
@@ -836,14 +974,9 @@ int main(int argc, char **argv)
     }
     device = ctx->cuda->device;
     MUST(fv__cuda_stream_create(device, &stream, &err));
-    if (checks)
-        for (int i = 0; i < FV__COUNT(shapes); i++)
-            if (!match || strstr(shapes[i].name, match)) check_shape(&shapes[i]);
-    if (times) {
-        time_ceiling();
-        for (int i = 0; i < FV__COUNT(timings); i++)
-            if (!match || strstr(timings[i].name, match)) time_shape(&timings[i]);
-    }
+    if (checks) check_all(match);
+    if (num_variants > 1 || !is_default(now) || stamps) fv__attend_tune = tune;
+    if (times) time_all(match);
     fv__cuda_stream_destroy(device, stream);
     fv_close(&ctx);
     printf("%d passed, %d failed\n", passed, failed);

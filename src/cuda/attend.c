@@ -68,17 +68,17 @@ static int count_shared(const fv__attend_config *c)
     const int slot = k_slot > v_slot ? k_slot : v_slot;
     const int ring = c->stages * slot + c->rows * row_bytes(q_units);
     const int o_stride = c->dim_v % 64 == 0 ? c->dim_v : align_up(c->dim_v, 8) + 8;
-    const int o_at = c->invariant ? ring : 0, o_end = o_at + 4 * o_stride * c->out_rows;
-    const int vink = c->v_in_k;
-    int lead = vink ? c->stages : 1 + c->stages / 2;
-    if (c->ahead) lead = c->stages / 2 + 1;
-    const int places = lead + vink <= 1 ? 1 : lead + vink <= 2 ? 2 : 4;
+    const int o_at = c->invariant ? ring : 0, o_end = o_at + (4 * o_stride + 8) * c->out_rows;
+    const bool one_step = c->v_in_k || c->paired;
+    const int ring_entries = c->paired ? c->stages / 2 : c->stages, lead = one_step ? ring_entries : 1 + ring_entries / 2;
+    const int needed = (lead + c->look - 1) / c->look * c->look + c->look - !one_step;
+    const int places = needed <= 1 ? 1 : needed <= 2 ? 2 : needed <= 4 ? 4 : 8;
     const bool pages = c->k_token_scale || c->v_token_scale || c->convert_k || c->convert_v || c->k_stored == FV__E2M1 || c->v_stored == FV__E2M1;
     int bytes = align_up(ring > o_end ? ring : o_end, 16);
-    bytes += places * t * (8 + 4 + (c->tail ? 8 : 0) + (pages ? 12 : 0)) + (vink ? 1 : places) * t * 8;
-    bytes += c->rows * (16 + 4) + c->out_rows * 8;      /* rows, last, sums */
+    bytes += places * t * (8 + 4 + (c->tail ? 8 : 0) + (pages ? 12 : 0)) + (c->v_in_k ? 1 : places) * t * 8;
+    bytes += c->rows * (16 + 4);                        /* rows, last */
     bytes += (16 + places * 4) * ((t + 31) / 32);        /* seen, bad */
-    bytes += 8 + 144 + 80 + c->uses_bytes + 64;         /* piece, work, lookup, uses, what alignment may take */
+    bytes += 16 + 144 + 80 + 168 + 80 + c->uses_bytes + 64;     /* piece, work, lookup, plan, step, uses, what alignment may take */
     return align_up(bytes, 128);
 }
 
@@ -144,12 +144,16 @@ static int fit_blocks(const fv__attend_config *c, const fv__attend_device *d, in
     return n;
 }
 
+/* Where tiles are long, two are looked up at once: all threads are busy then, and it takes as long as one. */
+static void choose_look(fv__attend_config *c) { c->look = c->rows > 16 && 32 * c->warps >= 2 * c->tile ? 2 : 1; }
+
 /* Stages and blocks for the kinds and the tile: as many bytes on their way as an SM holds. Several blocks an SM need registers: 4 x 128 threads of
  * 128 registers for 16 rows, 2 of 255 else, 1 of 256 threads. */
 static bool choose_stages(fv__attend_config *c, const fv__attend_device *d)
 {
     const int most = c->warps == 8 ? 1 + (c->rows <= 16 && c->dim_v <= 256) : c->rows <= 16 ? 4 : 2;
     int best = 0, stages = 0, shared = 0, blocks = 0;
+    choose_look(c);
     for (int s = 3; s >= 1; s--) {
         c->stages = s;
         c->shared_bytes = count_shared(c);
@@ -237,6 +241,8 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
         fv__attend_tune(c);
         set_kinds(c, c->warps, c->num_kinds, c->kinds);
         c->shared_bytes = count_shared(c);
+        c->blocks_per_sm = fit_blocks(c, device, c->blocks_per_sm);
+        if (!c->blocks_per_sm) return refuse(err, "problem.dim_qk", c->shared_bytes, device->shared_per_block, "the tuned configuration does not fit");
     }
     choose_units(p, c);
     const int o_floats = align_up(c->dim_v, 4);
@@ -312,9 +318,11 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_CT %d\n#define FV_PT %d\n#define FV_KS %d\n#define FV_VS %d\n", c->score, c->value, c->k_stored, c->v_stored);
     put(w, "#define FV_CONVERT_K %d\n#define FV_CONVERT_V %d\n#define FV_SCALED %d\n", c->convert_k, c->convert_v, c->scaled);
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
-    put(w, "#define FV_AHEAD %d\n", c->ahead);
+    put(w, "#define FV_PAIRED %d\n#define FV_LOOK %d\n", c->paired, c->look);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
-    put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_KINDS", c->rows, c->out_rows, c->shared_bytes);
+    if (c->stamps) put(w, "#define FV_STAMPS\n");
+    put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_NUM_KINDS %d\n#define FV_KINDS", c->rows, c->out_rows, c->shared_bytes,
+        c->num_kinds);
     for (int i = 0; i < c->num_kinds; i++) {
         const fv__attend_kind *k = &c->kinds[i];
         put(w, " KIND(%d, %d, %d, %d)", k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);

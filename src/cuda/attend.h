@@ -26,7 +26,8 @@ typedef struct fv__attend_config {
     fv__code score, value;              /* what S and O are multiplied in */
     fv__code k_stored, v_stored;        /* K and V in shared memory */
     bool convert_k, convert_v;          /* they get there element by element */
-    bool ahead;                         /* the scores of the next tile beside this one's softmax */
+    bool paired;                        /* K and V of a tile are waited for together */
+    int look;                           /* tiles whose page ids are looked up at once */
     bool v_in_k, scaled, k_token_scale, v_token_scale, invariant, decode;
     int dim_qk, dim_v, tail;
     int tile, stages, warps, blocks_per_sm;
@@ -35,6 +36,7 @@ typedef struct fv__attend_config {
     fv__attend_kind kinds[FV__ATTEND_KINDS];
     int unit_heads, units_per_kv_head;
     int slot_floats, scratch_floats;    /* of one slot of partials; of one worker (invariant mode) */
+    bool stamps;                        /* clocks in place of lse, for measurements */
     int uses_bytes;                     /* argument structs of all variants, each rounded up to 16 bytes */
     int shared_bytes;                   /* dynamic shared memory of a block */
 } fv__attend_config;
@@ -43,7 +45,8 @@ typedef struct fv__attend_config {
 fv_status fv__attend_configure(const fv__problem *problem, const fv_plan_desc *limits, const fv__attend_device *device, fv__attend_config *out,
                                fv_error *err);
 
-/* For measurements: called at the end of fv__attend_configure, may change tile, stages, kinds and blocks. NULL. */
+/* For measurements: called at the end of fv__attend_configure, may change tile, look, stages, paired, kinds, warps, stamps, and the blocks that are
+ * wanted. NULL. */
 extern void (*fv__attend_tune)(fv__attend_config *config);
 
 /* What the planner is told. */

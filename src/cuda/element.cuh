@@ -40,19 +40,27 @@ template <int TYPE> FV_DEVICE uint32_t fv_fma2(uint32_t a, uint32_t b, uint32_t 
 /* Minus zero is the neutral addend: it keeps the sign of a zero product. */
 template <int TYPE> FV_DEVICE uint32_t fv_mul2(uint32_t a, uint32_t b) { return fv_fma2<TYPE>(a, b, 0x80008000u); }
 
-/* Field t of `w`, in type TO (f16 or bf16); t is a constant where loops are unrolled. */
+/* By what power of two a field comes out too small where it is not multiplied: 0 where it always is. */
+static __device__ constexpr int fv_raw_exponent(int from, int to)
+{
+    return from == FV_E4M3 ? (to == FV_F16 ? 8 : 120) : from == FV_E5M2 && to == FV_BF16 ? 112 : 0;
+}
+
+/* Field t of `w` times 2^-fv_raw_exponent, in type TO (f16 or bf16): for whoever can put that factor elsewhere. t is a constant where loops are
+ * unrolled. The smallest are subnormal, which the matrix unit multiplies as they are. */
+template <int FROM, int TO> FV_DEVICE uint32_t fv_raw_field(uint32_t w, int t)
+{
+    const uint32_t z = t ? w : w << 8;
+    if (FROM == FV_E4M3) return (z & 0x80008000u) | (TO == FV_F16 ? z >> 1 & 0x3f803f80u : z >> 4 & 0x07f007f0u);
+    return (z & 0x80008000u) | (z >> 3 & 0x0fe00fe0u);
+}
+
+/* Field t of `w`, in type TO. */
 template <int FROM, int TO> FV_DEVICE uint32_t fv_field(uint32_t w, int t)
 {
-    if (FROM == FV_E4M3) {
-        const uint32_t x = w >> (8 * t);
-        if (TO == FV_F16) return fv_mul2<TO>((x & 0x00800080u) << 8 | (x & 0x007f007fu) << 7, 0x5c005c00u);
-        return fv_mul2<TO>((x & 0x00800080u) << 8 | (x & 0x007f007fu) << 4, 0x7b807b80u);
-    }
-    if (FROM == FV_E5M2) {
-        const uint32_t x = t ? w & 0xff00ff00u : (w & 0x00ff00ffu) << 8;
-        if (TO == FV_F16) return x;
-        return fv_mul2<TO>((x & 0x80008000u) | (x & 0x7f007f00u) >> 3, 0x77807780u);
-    }
+    if (FROM == FV_E5M2 && TO == FV_F16) return t ? w & 0xff00ff00u : (w & 0x00ff00ffu) << 8;
+    if (FROM == FV_E4M3 || FROM == FV_E5M2)
+        return fv_mul2<TO>(fv_raw_field<FROM, TO>(w, t), FROM == FV_E5M2 ? 0x77807780u : TO == FV_F16 ? 0x5c005c00u : 0x7b807b80u);
     if (FROM == FV_INT8) {
         const uint32_t x = (w >> (8 * t) & 0x00ff00ffu) ^ 0x00800080u;
         if (TO == FV_F16) return fv_fma2<TO>(x | 0x64006400u, 0x3c003c00u, 0xe480e480u);       /* 1024 + u - 1152 */

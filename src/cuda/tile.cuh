@@ -86,8 +86,14 @@ template <> struct fv_mma<FV_F32> {
     }
 };
 
-/* Operand B for step r of a unit of K, of the 8 keys of group g (0, 1), from the four words that ldmatrix gave: w[2 g] is the first chunk, w[2 g + 1]
- * the second. */
+/* A field times 2^-fv_raw_exponent. */
+template <int FROM, int TO> FV_DEVICE uint32_t fv_operand_field(uint32_t w, int t)
+{
+    return fv_raw_exponent(FROM, TO) ? fv_raw_field<FROM, TO>(w, t) : fv_field<FROM, TO>(w, t);
+}
+
+/* Operand B, times 2^-fv_raw_exponent, for step r of a unit of K, of the 8 keys of group g (0, 1), from the four words that ldmatrix gave: w[2 g] is
+ * the first chunk, w[2 g + 1] the second. */
 template <int KT, int CT> FV_DEVICE void fv_k_operand(const uint32_t (&w)[4], int g, int r, uint32_t &b0, uint32_t &b1)
 {
     enum { F = fv_fields(KT) };
@@ -98,17 +104,17 @@ template <int KT, int CT> FV_DEVICE void fv_k_operand(const uint32_t (&w)[4], in
     }
     const uint32_t x = w[2 * g + (F == 2 ? r : r >> 1)];
     const int t = F == 2 ? 0 : 2 * (r & 1);
-    b0 = fv_field<KT, CT>(x, t);
-    b1 = fv_field<KT, CT>(x, t + 1);
+    b0 = fv_operand_field<KT, CT>(x, t);
+    b1 = fv_operand_field<KT, CT>(x, t + 1);
 }
 
-/* Operand B for tile `tile` of a unit of V: 16 keys, from the four words of a transposing ldmatrix: keys 0-7 and 8-15 of the first chunk, then of
- * the second. */
+/* Operand B, times 2^-fv_raw_exponent, for tile `tile` of a unit of V: 16 keys, from the four words of a transposing ldmatrix: keys 0-7 and 8-15 of the
+ * first chunk, then of the second. */
 template <int VT, int CT> FV_DEVICE void fv_v_operand(const uint32_t (&w)[4], int tile, uint32_t &b0, uint32_t &b1)
 {
     enum { F = fv_fields(VT) };
-    b0 = fv_field<VT, CT>(w[2 * (tile / F)], tile % F);
-    b1 = fv_field<VT, CT>(w[2 * (tile / F) + 1], tile % F);
+    b0 = fv_operand_field<VT, CT>(w[2 * (tile / F)], tile % F);
+    b1 = fv_operand_field<VT, CT>(w[2 * (tile / F) + 1], tile % F);
 }
 
 #endif

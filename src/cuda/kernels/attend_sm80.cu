@@ -9,17 +9,19 @@
  *                times WK along the keys. Warps that differ in WV compute the same scores. Warps that differ in WK have a softmax of their own, and
  *                join at the end of the piece. A piece takes the first kind that holds its packed rows. In the invariant mode WK is 1, and then a
  *                row's bits do not depend on the kind: each of its sums is made by the same instructions in the same order
- *   step         wait for the oldest slot, one barrier, refill the slot just freed, compute
+ *   step         wait for the oldest entry of the ring (K or V of a tile, or with FV_PAIRED both), one barrier, refill the entry just freed, compute
  *
  *   time      ring (NS = 3)                    block
  *   2 i       K(i+1) is asked for              S = Q K(i)'; mask; P = exp2(S - m)
  *   2 i + 1   V(i+1) is asked for              O = O a + P V(i); places of tile i + 2 from page ids, ids of tile i + 3 are asked for
  *
+ * m is a row's maximum, or up to 2^SLACK below it: only what grows by more rescales O, so nearly no tile does.
+ *
  * Addresses: a key's page and place in it are looked up once a tile by one thread, two tiles ahead, from page ids that were asked for a tile before
- * that; ragged memory is the case of one page. What it writes to shared memory is the address itself, so that a load of 16 bytes costs four
- * instructions. A bad id is reported and its keys are absent. Absent keys (past the end, outside of what the variants' bounds leave, in bad pages)
- * are loaded from a row of zeros and masked. Keys that are present but that no row of the tile sees may hold NaN in V: where that can be, their rows
- * of V are cleared before use.
+ * that (FV_LOOK 2: of two tiles by twice the threads, every second tile); ragged memory is the case of one page. What it writes to shared memory is
+ * the address itself, so that a load of 16 bytes costs four instructions. A bad id is reported and its keys are absent. Absent keys (past the end,
+ * outside of what the variants' bounds leave, in bad pages) are loaded from a row of zeros and masked. Keys that are present but that no row of the tile
+ * sees may hold NaN in V: where that can be, their rows of V are cleared before use.
  *
  * Masks, by tile: none where all rows see all keys; two comparisons a score where the variants' bounds say it all; else their hooks.
  *
@@ -33,26 +35,45 @@
  * FV_QT FV_KT FV_VT FV_OT element types (element.cuh); FV_CT FV_PT what S and O are multiplied in; FV_KS FV_VS what K and V are in shared memory
  * (KT, VT, or the multiplication's type: converted on the way in, which hooks on keys and values need); FV_T, FV_NS, FV_WARPS, FV_CTAS (blocks that
  * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS (rows staged at once on their way out), FV_KINDS; FV_KSCALE
- * FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores are scaled before exp2, not in it; FV_INVARIANT chunks. */
+ * FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores are scaled before exp2, not in it; FV_INVARIANT chunks; FV_PAIRED 1: K and V of a tile
+ * are one entry of the ring; FV_LOOK tiles looked up at once. */
 #ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
 #include "uses.cuh"
 #include "plan.cuh"
 #include "tile.cuh"
 
 #define NT (32 * FV_WARPS)
-#define EPT (FV_VINK ? 1 : 2)                                           /* ring slots that a tile takes */
-#define PAIRS (FV_NS / 2)                                               /* with FV_AHEAD: K of a tile and V of the one before */
-#define LEAD (FV_AHEAD ? PAIRS + 1 : FV_VINK ? FV_NS : 1 + FV_NS / 2)   /* tiles whose places are known before the loop */
-#define PLACES (LEAD + FV_VINK <= 1 ? 1 : LEAD + FV_VINK <= 2 ? 2 : 4)  /* ring of places */
+#define STEPS (FV_VINK || FV_PAIRED ? 1 : 2)                            /* of a tile; each has an entry of the ring */
+#define ENTRY_SLOTS (FV_PAIRED ? 2 : 1)
+#define RING (FV_NS / ENTRY_SLOTS)                                      /* entries */
+#define LEAD (STEPS == 1 ? RING : 1 + RING / 2)                         /* tiles whose places are known before the loop */
+#define FIRST_LOOK ((LEAD + FV_LOOK - 1) / FV_LOOK * FV_LOOK)              /* the first tile that is looked up in the loop */
+#define PLACES_NEEDED (FIRST_LOOK + FV_LOOK - STEPS / 2)
+#define PLACES (PLACES_NEEDED <= 1 ? 1 : PLACES_NEEDED <= 2 ? 2 : PLACES_NEEDED <= 4 ? 4 : 8)   /* ring of places */
 #define ABSENT (-0x7fffffff - 1)
 #define PAGES_KEPT (FV_KSCALE || FV_VSCALE || FV_CONVERT_K || FV_CONVERT_V || FV_KS == FV_E2M1 || FV_VS == FV_E2M1)
 #define LOG2E 1.44269504088896341f
 #define ALL_LANES 0xffffffffu
+/* By how much, in base 2, a maximum may outgrow what exponentials are taken of: 2^8 fits f16 well, but not times a scale of any size. */
+#define SLACK (V_WEIGHED ? 0.0f : 8.0f)
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
-#define V_SCALE (FV_CONVERT_V ? 1.0f : W.v_scale)
-/* Once a piece: compiled once, not into every kind. Not called where sums are held in registers. */
+#define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
+/* Narrow fields come too small by a power of two (tile.cuh): Q brings what f32 scores may not lack, scales and the weights of V's scales the rest. */
+#define K_RAW fv_raw_exponent(FV_KS, FV_CT)
+#define V_RAW fv_raw_exponent(FV_VS, FV_PT)
+#define Q_UNIT (K_RAW > 60 ? 0x1p60f : 1.0f)
+#define K_UNIT (K_RAW == 120 ? 0x1p60f : K_RAW == 112 ? 0x1p52f : K_RAW == 8 ? 256.0f : 1.0f)
+#define V_UNIT (V_RAW == 8 ? 256.0f : V_RAW > 60 ? 0x1p60f : 1.0f)
+#define P_UNIT (V_RAW == 120 ? 0x1p60f : V_RAW == 112 ? 0x1p52f : 1.0f)
+/* A function of its own, compiled once: what is done once a piece, and each kind, whose registers the compiler then counts alone. Not called where sums
+ * are held in registers. */
 #define COLD static __device__ __noinline__
+#if FV_NUM_KINDS > 1
+#define KIND_CODE COLD
+#else
+#define KIND_CODE FV_DEVICE
+#endif
 
 enum {
     K_UNITS = fv_units(FV_KS, FV_DK), V_UNITS = fv_units(FV_VS, FV_DV),
@@ -81,10 +102,11 @@ enum {
     Q_BYTES = FV_ROWS * q_rows::stride,
     /* rows of O on their way out, f32: columns in groups of 8, turned by the row where there are 8 groups or a multiple */
     O_TURNED = FV_DV % 64 == 0, O_STRIDE = O_TURNED ? FV_DV : fv_div_up(FV_DV, 8) * 8 + 8,
-    O_BYTES = 4 * O_STRIDE * FV_OUT_ROWS,
+    O_BYTES = 4 * O_STRIDE * FV_OUT_ROWS, SUMS_BYTES = 8 * FV_OUT_ROWS,
     RING_BYTES = FV_NS * SLOT + Q_BYTES,
     O_AT = FV_INVARIANT ? RING_BYTES : 0,               /* chunks are written while the ring is in use */
-    BULK = O_AT + O_BYTES > RING_BYTES ? O_AT + O_BYTES : RING_BYTES,
+    OUT_END = O_AT + O_BYTES + SUMS_BYTES,
+    BULK = OUT_END > RING_BYTES ? OUT_END : RING_BYTES,
 };
 
 struct row_info { int pos, row, request, head; };       /* of a packed row; row -1: none */
@@ -115,8 +137,10 @@ struct lookup {
     int unit_heads, chunk;
 };
 
+enum { STEP_WORDS = (sizeof(d_step) - FV_USES_BYTES) / 8, PLAN_WORDS = sizeof(d_plan_head) / 8 };
+
 struct shared {
-    unsigned char bulk[BULK];           /* ring of NS slots, then Q; at the end of a piece, rows of O */
+    unsigned char bulk[BULK];           /* ring of NS slots, then Q; at the end of a piece, rows of O, then their sums */
     /* where a key's row of its head lies: the address (of zeros where it is absent); for the narrow loader bytes (fp4: elements) from the tensor's
      * first */
     int64_t k_row[PLACES][FV_T];
@@ -129,23 +153,32 @@ struct shared {
 #endif
     int position[PLACES][FV_T];         /* of the key, or ABSENT */
     row_info rows[FV_ROWS];
-    float2 sums[FV_OUT_ROWS];           /* m in base 2, and l, of rows on their way out */
     uint32_t seen[4][TILE_WORDS];       /* of tile i, at i % 4: bits: some row sees the key */
     int bad[PLACES][TILE_WORDS];        /* each warp of lookups: some of its keys are in bad pages */
     int last[FV_ROWS];                  /* record that this block merges for row i, -1: none */
     int piece, piece_end;               /* the next one, and what ends this block's */
+    int bad_pages, bad_entry;           /* of the piece at hand: how many, one of them */
+#ifdef FV_STAMPS
+    int stamped;
+#endif
     work w;
     lookup look;
+    d_plan_head plan;                   /* as it lies in device memory, and what of the step comes before `uses` */
+    int64_t step[STEP_WORDS];
 #ifdef FV_USES
     fv_uses uses;
 #endif
 };
+static_assert(PLAN_WORDS + STEP_WORDS <= 64 && sizeof(d_plan_head) % 8 == 0, "copied by the first 64 threads");
 static_assert(sizeof(shared) <= FV_SMEM, "the launch asks for too little shared memory");
 
 extern __shared__ __align__(128) unsigned char memory[];
 #define S (*(shared *)memory)
 #define W (S.w)
+#define PLAN (S.plan)
+#define STEP_HEAD (*(const d_step *)S.step)
 #define SLOT_AT(i) (fv_smem(memory) + (i) * SLOT)
+#define SUMS ((float2 *)(memory + O_AT + O_BYTES))                      /* m in base 2, and l, of rows on their way out */
 #define Q_AT (fv_smem(memory) + FV_NS * SLOT)
 
 typedef const d_attend &args;
@@ -159,7 +192,21 @@ FV_DEVICE int this_thread()
 }
 
 template <class T> FV_DEVICE const T *plan_array(args p, int64_t offset) { return (const T *)(p.plan + offset); }
-FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.plan; }
+
+/* FV_STAMPS, for measurements: in place of lse, 16 numbers a block: clocks at places below, of its first two pieces; the timer first and last. */
+#ifdef FV_STAMPS
+FV_DEVICE void stamp(args p, int i, bool timer)
+{
+    if (threadIdx.x != 0) return;
+    int64_t t;
+    if (timer) asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t) :: "memory");
+    else asm volatile("mov.u64 %0, %clock64;" : "=l"(t) :: "memory");
+    ((int64_t *)p.lse)[blockIdx.x * 16 + i] = t;
+}
+#define STAMP(i) do { if (S.stamped + (i) < 14) stamp(p, S.stamped + (i), false); } while (0)
+#else
+#define STAMP(i)
+#endif
 
 /* ------------------------------------------------------------------------------------------------------- the hooks */
 
@@ -170,7 +217,7 @@ FV_DEVICE const d_plan_head &plan_of(args p) { return *(const d_plan_head *)p.pl
 /* `key` is minus the position of the request's first key until at_key fills it in. */
 FV_DEVICE v_at at_row(args p, const row_info &r)
 {
-    const d_request *q = plan_array<d_request>(p, plan_of(p).requests) + r.request;
+    const d_request *q = plan_array<d_request>(p, PLAN.requests) + r.request;
     v_at at;
     at.request = r.request;
     at.batch_row = r.row < 0 ? q->row_first : r.row;    /* packed rows past the last look like request 0's first row */
@@ -192,18 +239,25 @@ FV_DEVICE v_at at_key(v_at at, int position)
     return at;
 }
 
-FV_DEVICE void fault(args p, int what, int request, int64_t slot, int64_t value)
+/* The first fault is described, all are counted. The host's copy of the count is stored until it holds what the device counted: of several blocks that
+ * store at once, the last one to look sees its own number gone and stores the newer one. */
+FV_DEVICE void fault(args p, int what, int request, int64_t slot, int64_t value, int number)
 {
-    const int64_t before = (int64_t)atomicAdd((unsigned long long *)&p.faults->count, 1ull);
     volatile d_faults *host = p.faults_host;
-    if (before == 0) {
+    volatile int64_t *count = &p.faults->count;
+    if (atomicAdd((unsigned long long *)&p.faults->count, (unsigned long long)number) == 0) {
         host->request = request;
         host->slot = slot;
         host->value = value;
         __threadfence_system();
         host->what = what;
     }
-    host->count = before + 1;
+    int64_t seen;
+    do {
+        seen = *count;
+        host->count = seen;
+        __threadfence_system();
+    } while (*count != seen);
 }
 
 /* ---------------------------------------------------------------------------------------------------- lookup of keys */
@@ -213,10 +267,9 @@ FV_DEVICE int64_t load_index(const void *p, int64_t i, int is64) { return is64 ?
 /* key / page_size for 0 <= key < 2^31: factor = ceil(2^(31 + n) / page_size), shift = 31 + n, 2^n >= page_size. */
 FV_DEVICE int page_entry(int key) { return (int)((uint64_t)(uint32_t)key * S.look.page_factor >> S.look.page_shift); }
 
-COLD void fill_lookup(args p)
+FV_DEVICE void fill_lookup()
 {
-    const d_plan_head &plan = plan_of(p);
-    const d_step &step = *p.step;
+    const d_step &step = STEP_HEAD;
     lookup &l = S.look;
     l.ids = step.ids;
     l.v_ids = step.v_ids ? step.v_ids : step.ids;
@@ -224,30 +277,37 @@ COLD void fill_lookup(args p)
     l.v_ids_stride = step.v_ids ? step.v_ids_stride : step.ids_stride;
     l.ids_64 = step.ids_64;
     l.v_ids_64 = step.v_ids ? step.v_ids_64 : step.ids_64;
-    l.num_pages = plan.num_pages;
-    l.table_entries = plan.table_entries;
-    l.page_size = plan.page_size;
-    l.unit_heads = plan.unit_heads;
-    l.chunk = plan.chunk;
-    const uint32_t size = plan.page_size > 0 ? plan.page_size : 1;
+    l.num_pages = PLAN.num_pages;
+    l.table_entries = PLAN.table_entries;
+    l.page_size = PLAN.page_size;
+    l.unit_heads = PLAN.unit_heads;
+    l.chunk = PLAN.chunk;
+    const uint32_t size = PLAN.page_size > 0 ? PLAN.page_size : 1;
     const int n = 32 - __clz(size - 1);
     l.page_shift = 31 + n;
     l.page_factor = (uint32_t)(((1ull << (31 + n)) + size - 1) / size);
 }
 
-struct page_ids { int64_t k, v; };
+/* 32 bits are enough for what is good; what is not in 31 bits is -1 here. */
+struct page_ids { int k, v; };
 
-/* Asks for the page ids of this thread's key of a tile. */
+FV_DEVICE int load_id(const void *p, int64_t i, int is64)
+{
+    const int64_t id = load_index(p, i, is64);
+    return (uint64_t)id >> 31 ? -1 : (int)id;
+}
+
+/* Asks for the page id of this thread's key of tiles `tile` and on: FV_LOOK of them. */
 FV_DEVICE page_ids fetch_ids(int tile)
 {
     page_ids ids = { -1, -1 };
     const int t = this_thread(), key = W.key0 + tile * FV_T + t;
     const lookup &l = S.look;
-    if (t >= FV_T || key < W.key_begin || key >= W.key_end || !l.page_size) return ids;
+    if (t >= FV_LOOK * FV_T || key < W.key_begin || key >= W.key_end || !l.page_size) return ids;
     const int64_t e = W.table + page_entry(key);
     if (e >= l.table_entries) return ids;
-    ids.k = load_index(l.ids, e * l.ids_stride, l.ids_64);
-    ids.v = FV_VINK || l.v_ids == l.ids ? ids.k : load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64);
+    ids.k = load_id(l.ids, e * l.ids_stride, l.ids_64);
+    ids.v = FV_VINK || l.v_ids == l.ids ? ids.k : load_id(l.v_ids, e * l.v_ids_stride, l.v_ids_64);
     return ids;
 }
 
@@ -260,11 +320,14 @@ template <int TYPE> FV_DEVICE int64_t row_place(const char *data, int64_t row, b
     return (int64_t)(ok ? data + unit_bytes<TYPE>(row) : (const char *)zero_row);
 }
 
-/* Writes where this thread's key of a tile lies. */
+/* Writes where this thread's key of tiles `tile` and on lies. */
 FV_DEVICE void publish(args p, int tile, page_ids ids)
 {
-    const int r = tile & (PLACES - 1), t = this_thread(), key = W.key0 + tile * FV_T + t;
-    if (t >= FV_T || tile >= W.num_tiles) return;
+    enum { THREADS = FV_LOOK * FV_T };
+    const int thread = this_thread(), key = W.key0 + tile * FV_T + thread;
+    if (thread >= THREADS) return;
+    tile += thread / FV_T;
+    const int r = tile & (PLACES - 1), t = thread % FV_T;
     bool ok = key >= W.key_begin && key < W.key_end, bad = false;
     int page = key, in_page = 0, v_page = key, position = W.first_position + key;
     if (ok && S.look.page_size) {
@@ -272,11 +335,11 @@ FV_DEVICE void publish(args p, int tile, page_ids ids)
         const int64_t num_pages = S.look.num_pages;
         in_page = key - entry * S.look.page_size;
         bad = (uint64_t)ids.k >= (uint64_t)num_pages || (uint64_t)ids.v >= (uint64_t)num_pages;
-        if (bad && (in_page == 0 || key == W.key_begin)) fault(p, 1, W.request, entry, (uint64_t)ids.k < (uint64_t)num_pages ? ids.v : ids.k);
+        if (bad && (in_page == 0 || key == W.key_begin) && atomicAdd(&S.bad_pages, 1) == 0) S.bad_entry = entry;
         ok = !bad;
-        page = (int)ids.k;
-        v_page = (int)ids.v;
-        if (W.page_positions >= 0) position = plan_array<int>(p, plan_of(p).page_positions)[W.page_positions + entry] + in_page;
+        page = ids.k;
+        v_page = ids.v;
+        if (W.page_positions >= 0) position = plan_array<int>(p, PLAN.page_positions)[W.page_positions + entry] + in_page;
     }
     S.k_row[r][t] = row_place<FV_KS>(p.k.data, W.k_base + page * p.k.stride[0] + in_page * p.k.stride[1], !FV_CONVERT_K && p.wide & 1, ok);
     if (!FV_VINK)
@@ -291,8 +354,9 @@ FV_DEVICE void publish(args p, int tile, page_ids ids)
     S.in_page[r][t] = in_page;
 #endif
     S.position[r][t] = ok ? position : ABSENT;
-    const bool any = __any_sync(FV_T < 32 ? (1u << (FV_T & 31)) - 1 : ALL_LANES, bad);
-    if (t % 32 == 0) S.bad[r][t / 32] = any;
+    uint32_t any = __ballot_sync(THREADS < 32 ? (1u << (THREADS & 31)) - 1 : ALL_LANES, bad);
+    if (FV_T < 32) any = any >> (thread % 32 & ~(FV_T - 1)) & ((1u << (FV_T & 31)) - 1);
+    if (t % 32 == 0) S.bad[r][t / 32] = any != 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ loaders */
@@ -357,7 +421,7 @@ template <bool IS_V> FV_DEVICE float load_element(args p, int r, int t, int d)
 template <bool IS_V> FV_DEVICE float load_hooked(args p, int r, int t, int d)
 {
     const auto get = [&](int e) { return load_element<IS_V>(p, r, t, e); };
-    row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * plan_of(p).units_per_kv_head * plan_of(p).unit_heads };
+    row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * PLAN.units_per_kv_head * PLAN.unit_heads };
     v_at at = at_key(at_row(p, info), S.position[r][t]);
     at.row = at.batch_row = at.num_rows = at.num_keys = at.q_pos = 0;
     at.index = d;
@@ -470,18 +534,11 @@ template <bool IS_V> FV_DEVICE void load_tile(args p, int slot, int tile)
 #endif
 }
 
-/* Asks for entry e of the ring (K and V by turns); the group is committed even where nothing is left to load. */
-template <bool IS_V> FV_DEVICE void load_entry(args p, int slot, int e)
+/* Asks for entry e of the ring: K and V by turns, or (FV_PAIRED) together; the group is committed even where nothing is left to load. */
+template <bool IS_V> FV_DEVICE void load_entry(args p, int at, int e)
 {
-    load_tile<IS_V>(p, slot, e / EPT);
-    cp_async_commit_group();
-}
-
-/* Pair i of the ring: K of tile i, and V of the tile before. */
-FV_DEVICE void load_pair(args p, int place, int i)
-{
-    load_tile<false>(p, 2 * place, i);
-    if (i > 0) load_tile<true>(p, 2 * place + 1, i - 1);
+    load_tile<IS_V>(p, at * ENTRY_SLOTS, e / STEPS);
+    if (FV_PAIRED) load_tile<FV_PAIRED>(p, at * ENTRY_SLOTS + 1, e / STEPS);
     cp_async_commit_group();
 }
 
@@ -518,7 +575,7 @@ FV_DEVICE uint32_t query_word(args p, int i)
 #pragma unroll
     for (int k = 0; k < N; k++) {
         const int d = fv_q_element<FV_KS>(word * N + k);
-        if (d < FV_DK) x[k] = load_query(p, S.rows[u], d);
+        if (d < FV_DK) x[k] = load_query(p, S.rows[u], d) * Q_UNIT;
     }
     return FV_CT == FV_F32 ? __float_as_uint(x[0]) : fv_pack<FV_CT>(x[0], x[1]);
 }
@@ -605,7 +662,9 @@ FV_DEVICE float finish_row(args p, const row_info &r, float m, float l, float &l
 
 FV_DEVICE void write_lse(args p, const row_info &r, float lse)
 {
+#ifndef FV_STAMPS
     if (p.lse) p.lse[r.row * p.lse_stride[0] + r.head * p.lse_stride[1]] = lse;
+#endif
 }
 
 /* (m, l, o) = (m, l, o) + (m2, l2, o2), left to right; (-inf, 0, 0) is neutral. */
@@ -650,10 +709,10 @@ template <int COPIES> COLD void write_rows(args p, int first, int count, int slo
         m = 0;
         for (int c = 0; c < COPIES; c++) w[c] = 1;
 #else
-        for (int c = 0; c < COPIES; c++) m = fmaxf(m, S.sums[c * count + i].x);
+        for (int c = 0; c < COPIES; c++) m = fmaxf(m, SUMS[c * count + i].x);
         const float base = m == -fv_inf() ? 0.0f : m;
         for (int c = 0; c < COPIES; c++) {
-            const float2 ml = S.sums[c * count + i];
+            const float2 ml = SUMS[c * count + i];
             w[c] = ex2_approx(ml.x - base);
             l = fmaf(ml.y, w[c], l);
         }
@@ -703,27 +762,38 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
         o[3] = fold_value(f, o[3], x.w);
     }
 #else
-    /* the maximum first, so that no load waits for another */
-    for (int i = lane; i < num_parts; i += 32) m = fmaxf(m, __ldcg(slot_ml(p, parts[i], g)));
-    for (int k = 16; k > 0; k /= 2) m = fmaxf(m, __shfl_xor_sync(ALL_LANES, m, k));
-    const float base = m == -fv_inf() ? 0.0f : m;
+    /* 32 parts at a time: a lane has the (m, l) of one of them. No load waits for anything but the list */
 #pragma unroll 1
     for (int i0 = 0; i0 < num_parts; i0 += 32) {
-        const int part = i0 + lane < num_parts ? parts[i0 + lane] : parts[0];
+        const bool mine = i0 + lane < num_parts;
+        const int part = parts[mine ? i0 + lane : i0];
         const float2 ml = __ldcg((const float2 *)slot_ml(p, part, g));
-        const float weight = i0 + lane < num_parts ? ex2_approx(ml.x - base) : 0.0f;
-        l = fmaf(ml.y, weight, l);
+        float weight = 0;
 #pragma unroll 1
-        for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += 8)
+        for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += 16) {
+            float4 x[16];
 #pragma unroll
-            for (int k = 0; k < 8; k++) {       /* past the last: the first part, 0 times */
-                const float w = __shfl_sync(ALL_LANES, weight, k0 + k);
-                const float4 x = __ldcg((const float4 *)(slot_o(p, __shfl_sync(ALL_LANES, part, k0 + k), g) + from));
-                o[0] = fmaf(x.x, w, o[0]);
-                o[1] = fmaf(x.y, w, o[1]);
-                o[2] = fmaf(x.z, w, o[2]);
-                o[3] = fmaf(x.w, w, o[3]);
+            for (int k = 0; k < 16; k++)        /* past the last: the first part, 0 times */
+                x[k] = __ldcg((const float4 *)(slot_o(p, __shfl_sync(ALL_LANES, part, k0 + k), g) + from));
+            if (k0 == 0) {
+                float top = mine ? fmaxf(m, ml.x) : m;
+                for (int k = 16; k > 0; k /= 2) top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, k));
+                const float base = top == -fv_inf() ? 0.0f : top, alpha = ex2_approx(m - base);
+                weight = mine ? ex2_approx(ml.x - base) : 0.0f;
+                l = fmaf(l, alpha, ml.y * weight);
+                m = top;
+#pragma unroll
+                for (int i = 0; i < 4; i++) o[i] *= alpha;
             }
+#pragma unroll
+            for (int k = 0; k < 16; k++) {
+                const float w = __shfl_sync(ALL_LANES, weight, k0 + k);
+                o[0] = fmaf(x[k].x, w, o[0]);
+                o[1] = fmaf(x[k].y, w, o[1]);
+                o[2] = fmaf(x[k].z, w, o[2]);
+                o[3] = fmaf(x[k].w, w, o[3]);
+            }
+        }
     }
     for (int k = 16; k > 0; k /= 2) l += __shfl_xor_sync(ALL_LANES, l, k);
 #endif
@@ -732,7 +802,7 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
 /* All partials of this piece are written: counts the piece in at each of its rows, and merges the rows whose last piece it is. */
 COLD void arrive_and_merge(args p)
 {
-    const d_plan_head &plan = plan_of(p);
+    const d_plan_head &plan = PLAN;
     const int unit_heads = S.look.unit_heads;
     __threadfence();
     __syncthreads();
@@ -770,22 +840,32 @@ COLD void arrive_and_merge(args p)
 
 FV_DEVICE int64_t live_keys(args p, const d_request &q, int request)
 {
-    if (!p.step->lengths) return q.num_keys;
-    const int64_t live = load_index(p.step->lengths, request * p.step->lengths_stride, p.step->lengths_64);
+    if (!STEP_HEAD.lengths) return q.num_keys;
+    const int64_t live = load_index(STEP_HEAD.lengths, request * STEP_HEAD.lengths_stride, STEP_HEAD.lengths_64);
     return live < 0 ? 0 : live > q.num_keys ? q.num_keys : live;
+}
+
+/* The bad page ids of the piece that is done; by one thread. */
+FV_DEVICE void report_bad_pages(args p)
+{
+    const lookup &l = S.look;
+    const int64_t e = W.table + S.bad_entry, k = e < l.table_entries ? load_index(l.ids, e * l.ids_stride, l.ids_64) : -1;
+    const bool of_v = (uint64_t)k < (uint64_t)l.num_pages;
+    fault(p, 1, W.request, S.bad_entry, of_v ? load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64) : k, S.bad_pages);
+    S.bad_pages = 0;
 }
 
 /* Piece `index` into W, by one thread. */
 FV_DEVICE void read_piece(args p, int index)
 {
-    const d_plan_head &plan = plan_of(p);
+    const d_plan_head &plan = PLAN;
     const d_piece c = plan_array<d_piece>(p, plan.pieces)[index];
     const d_segment g = plan_array<d_segment>(p, plan.segments)[c.segment];
     const d_request q = plan_array<d_request>(p, plan.requests)[g.request < 0 ? 0 : g.request];
     int end = c.key_first + c.num_keys;
-    if (g.live && p.step->lengths) {
-        const int64_t live = load_index(p.step->lengths, g.request * p.step->lengths_stride, p.step->lengths_64);
-        if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live);
+    if (g.live && STEP_HEAD.lengths) {
+        const int64_t live = load_index(STEP_HEAD.lengths, g.request * STEP_HEAD.lengths_stride, STEP_HEAD.lengths_64);
+        if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live, 1);
         const int64_t there = live - (g.first_position - q.first_position);
         if (there < end) end = there < 0 ? 0 : (int)there;
     }
@@ -804,7 +884,7 @@ FV_DEVICE void read_piece(args p, int index)
     W.page_positions = plan.page_size ? g.page_positions : -1;
     W.origin = W.page_positions < 0 ? g.first_position : 0;
     W.request = g.request;
-    W.exact = p.step->row_positions == 0 && g.request >= 0;
+    W.exact = STEP_HEAD.row_positions == 0 && g.request >= 0;
     W.pos_min = 0x7fffffff;
     W.pos_max = -0x7fffffff;
     if (W.exact) {
@@ -832,14 +912,14 @@ FV_DEVICE row_info read_row(args p, int u, bool consecutive)
     r.pos = W.pos_min + i;
     if (consecutive) return r;
     if (W.request < 0) {
-        const d_listed_row listed = plan_array<d_listed_row>(p, plan_of(p).listed_rows)[r.row];
+        const d_listed_row listed = plan_array<d_listed_row>(p, PLAN.listed_rows)[r.row];
         r.row = listed.row;
         r.request = listed.request;
     }
-    if (p.step->row_positions) {
-        r.pos = p.step->row_positions[r.row];
+    if (STEP_HEAD.row_positions) {
+        r.pos = STEP_HEAD.row_positions[r.row];
     } else {
-        const d_request q = plan_array<d_request>(p, plan_of(p).requests)[r.request];
+        const d_request q = plan_array<d_request>(p, PLAN.requests)[r.request];
         r.pos = q.first_position + (int)live_keys(p, q, r.request) - q.num_rows + (r.row - q.row_first);
     }
     return r;
@@ -884,6 +964,7 @@ COLD bool open_piece(args p)
 {
     __syncthreads();                    /* the piece before is done with shared memory */
     if (threadIdx.x == 0) {
+        if (S.bad_pages) report_bad_pages(p);
         W.packed = 0;
         if (S.piece < S.piece_end) read_piece(p, S.piece++);
         if (W.exact) choose_tiles();
@@ -912,21 +993,17 @@ COLD bool open_piece(args p)
 /* Q and the first entries of the ring are asked for. */
 COLD void begin_piece(args p, int rows)
 {
-    page_ids ids[LEAD];
+    enum { GROUPS = fv_div_up(LEAD, FV_LOOK) };
+    page_ids ids[GROUPS];
 #pragma unroll
-    for (int i = 0; i < LEAD; i++) ids[i] = fetch_ids(i);
+    for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(i * FV_LOOK);
     load_q(p, rows);
 #pragma unroll
-    for (int i = 0; i < LEAD; i++) publish(p, i, ids[i]);
+    for (int i = 0; i < GROUPS; i++) publish(p, i * FV_LOOK, ids[i]);
     __syncthreads();
-#if FV_AHEAD
 #pragma unroll 1
-    for (int i = 0; i < PAIRS; i++) load_pair(p, i, i);
-    return;
-#endif
-#pragma unroll 1
-    for (int e = 0; e < FV_NS - 1; e++) {
-        if (EPT == 2 && (e & 1)) load_entry<EPT == 2>(p, e, e);
+    for (int e = 0; e < RING - 1; e++) {
+        if (STEPS == 2 && (e & 1)) load_entry<STEPS == 2>(p, e, e);
         else load_entry<false>(p, e, e);
     }
 }
@@ -1080,7 +1157,7 @@ template <int MT, int WR, int ST> FV_DEVICE void mask_hooks(args p, float (&s)[M
 template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][ST][4], uint32_t slot, int tile, const part &at)
 {
     const int lane = this_thread() % 32, j = lane & 3, r = tile & (PLACES - 1);
-    const float scale = p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale);
+    const float scale = p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT);
 #ifdef FV_HAS_SCORE
     v_at rows[MT][2];
 #pragma unroll
@@ -1108,39 +1185,70 @@ template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][S
 }
 #endif
 
-/* S becomes P = exp2(S - m) in f32; O and l are brought to the new maximum. */
+/* S becomes P = exp2(S - m) in f32; O and l are brought to the new m. All maxima, then all exponentials: rows do not wait for one another. m follows the
+ * maximum only where it has grown by more than 2^SLACK: what is multiplied with exp2(old m - new m) is O, rarely then. */
 template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], state<MT, NU> &x, float factor)
 {
+    float top[MT][2];
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-        float alpha[2];
+    for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float top = x.m[mt][h];
+            float a = fmaxf(s[mt][0][2 * h], s[mt][0][2 * h + 1]), b = fmaxf(s[mt][1][2 * h], s[mt][1][2 * h + 1]);
 #pragma unroll
-            for (int n = 0; n < ST; n++) top = fmaxf(top, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
-            top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
-            const float base = top == -fv_inf() ? 0.0f : top * factor;
-            alpha[h] = ex2_approx(fmaf(x.m[mt][h], factor, -base));
-            x.m[mt][h] = top;
-            float sum = 0;
-#pragma unroll
-            for (int n = 0; n < ST; n++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &v = s[mt][n][2 * h + e];
-                    v = ex2_approx(fmaf(v, factor, -base));
-                    sum += v;
-                }
-            x.l[mt][h] = fmaf(x.l[mt][h], alpha[h], sum);
+            for (int n = 2; n < ST; n += 2) {
+                a = fmaxf(a, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
+                b = fmaxf(b, fmaxf(s[mt][n + 1][2 * h], s[mt][n + 1][2 * h + 1]));
+            }
+            top[mt][h] = fmaxf(a, b);
         }
-        if (__any_sync(ALL_LANES, alpha[0] != 1.0f || alpha[1] != 1.0f))        /* times 1 changes no bit: whether it is skipped does not matter */
+    __syncwarp();
 #pragma unroll
-            for (int n = 0; n < NU * V_TILES; n++)
+    for (int k = 1; k <= 2; k *= 2)
 #pragma unroll
-                for (int i = 0; i < 4; i++) x.o[mt][n][i] *= alpha[i / 2];
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) top[mt][h] = fmaxf(top[mt][h], __shfl_xor_sync(ALL_LANES, top[mt][h], k));
+    float alpha[MT][2], base[MT][2];
+    bool moved = false;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float m = (top[mt][h] - x.m[mt][h]) * factor > SLACK ? top[mt][h] : x.m[mt][h];
+            base[mt][h] = m == -fv_inf() ? 0.0f : m * factor;
+            alpha[mt][h] = ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
+            moved = moved || m != x.m[mt][h];
+            x.m[mt][h] = m;
+        }
+    if (__any_sync(ALL_LANES, moved)) {     /* times 1 changes no bit: whether it is skipped does not matter */
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                x.l[mt][h] *= alpha[mt][h];
+#pragma unroll
+                for (int n = 0; n < NU * V_TILES; n++) {
+                    x.o[mt][n][2 * h] *= alpha[mt][h];
+                    x.o[mt][n][2 * h + 1] *= alpha[mt][h];
+                }
+            }
     }
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float a = x.l[mt][h], b = 0;
+#pragma unroll
+            for (int n = 0; n < ST; n++) {
+                float &v = s[mt][n][2 * h], &w = s[mt][n][2 * h + 1];
+                v = ex2_approx(fmaf(v, factor, -base[mt][h]));
+                w = ex2_approx(fmaf(w, factor, -base[mt][h]));
+                a += v;
+                b += w;
+            }
+            x.l[mt][h] = a + b;
+        }
 }
 
 /* P in the type of the second product: for each 16 keys the left operand, f32 as it is. */
@@ -1155,7 +1263,7 @@ template <int MT, int ST> FV_DEVICE void pack_weights(float (&s)[MT][ST][4], wei
         for (int n = 0; n < ST; n++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
-                const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (key0 + n * 8 + 2 * (this_thread() & 3) + e));
+                const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (key0 + n * 8 + 2 * (this_thread() & 3) + e)) * P_UNIT;
 #pragma unroll
                 for (int mt = 0; mt < MT; mt++)
                     for (int h = 0; h < 2; h++) {
@@ -1281,7 +1389,7 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int mt = mt0 + k, row = copy + k * 16 * WR + at.row + h * 8 + lane / 4;
-            if (j == 0 && at.unit == 0) S.sums[row] = make_float2(x.m[mt][h] * factor, x.l[mt][h]);
+            if (j == 0 && at.unit == 0) SUMS[row] = make_float2(x.m[mt][h] * factor, x.l[mt][h]);
 #pragma unroll
             for (int n = 0; n < NU * V_TILES; n += V_FIELDS) {
                 const int unit = at.unit + n / V_TILES;
@@ -1360,145 +1468,19 @@ template <int MT, int WR, int ST> FV_DEVICE bool see(args p, float (&s)[MT][ST][
     return masked && !W.exact;
 }
 
-#if FV_AHEAD
-/* P of a tile (s goes to w), while the scores of the next one are made (t): the matrix unit has work between exponentials. */
-template <int MT, int WR, int NU, int ST>
-FV_DEVICE void soften_ahead(float (&s)[MT][ST][4], weights<MT, ST> &w, state<MT, NU> &x, float factor, float (&t)[MT][ST][4], uint32_t slot, const part &at)
-{
-    const int lane = this_thread() % 32, krow = at.key + (lane & 7) + (lane >> 4 << 3), khalf = lane >> 3 & 1, low = lane & 7;
-    const uint32_t k = slot + krow * k_rows::stride;
-    float alpha[MT][2], base[MT][2], sum[MT][2];
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int n = 0; n < ST; n++)
-            for (int i = 0; i < 4; i++) t[mt][n][i] = 0;
-#pragma unroll
-    for (int unit = 0; unit < K_UNITS; unit++) {
-        uint32_t a[MT][K_STEPS][4];
-        load_queries<MT, WR>(a, at.row, unit);
-#pragma unroll
-        for (int n = 0; n < ST / 2; n++) {
-            uint32_t b[4];
-            ldmatrix_x4(b, k + n * 16 * k_rows::stride + k_rows::in_row(low, khalf, unit));
-#pragma unroll
-            for (int g = 0; g < 2; g++)
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) fv_mma<FV_CT>::step(t[mt][2 * n + g], a[mt][0], b[2 * g], b[2 * g + 1]);
-        }
-#ifndef FV_HAS_WEIGHT
-        if (unit == 0) {
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float top = x.m[mt][h];
-#pragma unroll
-                    for (int n = 0; n < ST; n++) top = fmaxf(top, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
-                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
-                    top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
-                    base[mt][h] = top == -fv_inf() ? 0.0f : top * factor;
-                    alpha[mt][h] = ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
-                    x.m[mt][h] = top;
-                    sum[mt][h] = 0;
-                }
-        }
-#endif
-        enum { SHARE = fv_div_up(MT * ST, K_UNITS > 1 ? K_UNITS - 1 : 1) };
-#pragma unroll
-        for (int i = 0; i < SHARE; i++) {
-            const int item = K_UNITS == 1 ? i : (unit - 1) * SHARE + i, mt = item / ST, n = item % ST;
-            if (item < 0 || item >= MT * ST) continue;
-#ifndef FV_HAS_WEIGHT
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[mt][n][e] = ex2_approx(fmaf(s[mt][n][e], factor, -base[mt][e / 2]));
-                sum[mt][e / 2] += s[mt][n][e];
-            }
-#endif
-            w.a[mt][n / 2][n % 2 * 2] = fv_pack<FV_PT>(s[mt][n][0], s[mt][n][1]);
-            w.a[mt][n / 2][n % 2 * 2 + 1] = fv_pack<FV_PT>(s[mt][n][2], s[mt][n][3]);
-        }
-    }
-#ifndef FV_HAS_WEIGHT
-    bool moved = false;
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            x.l[mt][h] = fmaf(x.l[mt][h], alpha[mt][h], sum[mt][h]);
-            moved = moved || alpha[mt][h] != 1.0f;
-        }
-    if (__any_sync(ALL_LANES, moved))
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-            for (int n = 0; n < NU * V_TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) x.o[mt][n][i] *= alpha[mt][i / 2];
-#endif
-}
-
-/* All tiles of the piece, by one kind: the scores of tile i + 1 are made beside the softmax of tile i. One barrier a tile. */
-template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
-{
-    static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
-    static_assert(!FV_INVARIANT && !FV_VINK && !V_WEIGHED && FV_CT != FV_F32 && FV_PT != FV_F32 && fv_fields(FV_KS) == 1 && FV_NS % 2 == 0 && FV_NS > 2, "");
-    enum { NU = fv_div_up(V_UNITS, WV), ST = FV_T / 8 / WK };
-    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
-    state<MT, NU> x;
-    clear(x);
-    if (W.num_tiles > 0) {
-        float s[MT][ST][4];
-        begin_piece(p, 16 * MT * WR);
-        page_ids next = fetch_ids(LEAD);
-        cp_async_wait_group<PAIRS - 1>();
-        __syncthreads();
-        scores<MT, WR, ST>(s, SLOT_AT(0), this_part<WR, WV, WK>().row, this_part<WR, WV, WK>().key);
-        bool clean = see<MT, WR, ST>(p, s, SLOT_AT(0), 0, this_part<WR, WV, WK>());
-        int place = 0;                  /* of pair `tile` */
-#pragma unroll 1
-        for (int tile = 0; tile < W.num_tiles; tile++) {
-            cp_async_wait_group<PAIRS - 2>();
-            __syncthreads();
-            load_pair(p, place, tile + PAIRS);
-            publish(p, tile + LEAD, next);
-            next = fetch_ids(tile + LEAD + 1);
-            if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
-            place = place + 1 == PAIRS ? 0 : place + 1;
-            const part at = this_part<WR, WV, WK>();
-            weights<MT, ST> w;
-            float t[MT][ST][4];
-            soften_ahead<MT, WR, NU, ST>(s, w, x, factor, t, SLOT_AT(2 * place), at);
-            if (clean) clear_unseen(SLOT_AT(2 * place + 1), tile);
-            outputs<MT, NU, ST>(w, x, SLOT_AT(2 * place + 1), at);
-            clean = tile + 1 < W.num_tiles && see<MT, WR, ST>(p, t, SLOT_AT(2 * place), tile + 1, at);
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int n = 0; n < ST; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) s[mt][n][i] = t[mt][n][i];
-        }
-    }
-    cp_async_wait_group<0>();
-    join_sums(x);
-    write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
-    if (W.slot >= 0) arrive_and_merge(p);
-}
-#else
 /* All tiles of the piece, by one kind. m-tile k of warp row w covers packed rows 16 (k WR + w) and on. */
-template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
+template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
 {
     static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
     static_assert(WK == 1 || !FV_INVARIANT, "bits must not depend on the kind");
-    enum { NU = fv_div_up(V_UNITS, WV), LAST = FV_NS - 1, ST = FV_T / 8 / WK };
-    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale) * LOG2E;
+    enum { NU = fv_div_up(V_UNITS, WV), LAST = RING - 1, ST = FV_T / 8 / WK };
+    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E;
     state<MT, NU> x;
     page_ids next = { -1, -1 };
     if (W.num_tiles > 0) {
         begin_piece(p, 16 * MT * WR);
-        next = fetch_ids(LEAD);
+        next = fetch_ids(FIRST_LOOK);
+        STAMP(3);
     }
     clear(x);
 #if FV_INVARIANT
@@ -1506,19 +1488,18 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
     bool first_chunk = true;
     int chunk = 0;
 #endif
-    int slot = 0, refill = LAST;                        /* of entry e, of entry e + NS - 1 */
-#define ADVANCE(i) (i) = (i) + 1 == FV_NS ? 0 : (i) + 1
-    /* Entry e has arrived and the one before it is done with; entry e + NS - 1 is asked for. */
+    int at = 0;                                         /* of entry e; entry e + RING - 1 goes before it */
+#define ADVANCE(i) (i) = (i) + 1 == RING ? 0 : (i) + 1
+    /* Entry e has arrived and the one before it is done with; entry e + RING - 1 is asked for. */
 #define STEP(e, parity)                                                                             \
     do {                                                                                            \
-        if (FV_NS > 1) {                                                                            \
-            cp_async_wait_group<(FV_NS > 1 ? FV_NS - 2 : 0)>();                                     \
+        if (RING > 1) {                                                                             \
+            cp_async_wait_group<(RING > 1 ? RING - 2 : 0)>();                                       \
             __syncthreads();                                                                        \
-            load_entry<(EPT == 2 && ((parity) + LAST) % 2 == 1)>(p, refill, (e) + LAST);            \
-            ADVANCE(refill);                                                                        \
+            load_entry<(STEPS == 2 && ((parity) + LAST) % 2 == 1)>(p, at == 0 ? LAST : at - 1, (e) + LAST); \
         } else {                                                                                    \
             __syncthreads();                                                                        \
-            load_entry<(EPT == 2 && (parity) == 1)>(p, 0, (e));                                     \
+            load_entry<(STEPS == 2 && (parity) == 1)>(p, 0, (e));                                   \
             cp_async_wait_group<0>();                                                               \
             __syncthreads();                                                                        \
         }                                                                                           \
@@ -1526,31 +1507,38 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
 
 #pragma unroll 1
     for (int tile = 0; tile < W.num_tiles; tile++) {
-        STEP(EPT * tile, 0);
+        STEP(STEPS * tile, 0);
+#ifdef FV_STAMPS
+        if (tile == 0) STAMP(4);
+#endif
         bool clean;
         weights<MT, ST> w;
         {
-            const part at = this_part<WR, WV, WK>();
+            const part me = this_part<WR, WV, WK>();
+            const uint32_t k_slot = SLOT_AT(at * ENTRY_SLOTS);
             float s[MT][ST][4];
             if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
-            scores<MT, WR, ST>(s, SLOT_AT(slot), at.row, at.key);
-            clean = see<MT, WR, ST>(p, s, SLOT_AT(slot), tile, at);
+            scores<MT, WR, ST>(s, k_slot, me.row, me.key);
+            clean = see<MT, WR, ST>(p, s, k_slot, tile, me);
 #ifndef FV_HAS_WEIGHT
             soften<MT, NU, ST>(s, x, factor);
 #endif
-            pack_weights<MT, ST>(s, w, SLOT_AT(slot), at.key);
+            pack_weights<MT, ST>(s, w, k_slot, me.key);
         }
-        if (EPT == 2) {
-            ADVANCE(slot);
+        if (STEPS == 2) {
+            ADVANCE(at);
             STEP(2 * tile + 1, 1);
         } else if (clean) {
             __syncthreads();
         }
-        publish(p, tile + LEAD, next);
-        next = fetch_ids(tile + LEAD + 1);
-        if (clean) clear_unseen(SLOT_AT(slot), tile);
-        outputs<MT, NU, ST>(w, x, SLOT_AT(slot), this_part<WR, WV, WK>());
-        ADVANCE(slot);
+        if (tile % FV_LOOK == 0) {
+            publish(p, tile + FIRST_LOOK, next);
+            next = fetch_ids(tile + FIRST_LOOK + FV_LOOK);
+        }
+        const uint32_t v_slot = SLOT_AT(at * ENTRY_SLOTS + FV_PAIRED);
+        if (clean) clear_unseen(v_slot, tile);
+        outputs<MT, NU, ST>(w, x, v_slot, this_part<WR, WV, WK>());
+        ADVANCE(at);
 #if FV_INVARIANT
         const int past = W.origin + W.key0 + (tile + 1) * FV_T;
         if (past % S.look.chunk == 0 || tile + 1 == W.num_tiles) {
@@ -1569,6 +1557,7 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
 #endif
     }
     cp_async_wait_group<0>();
+    STAMP(5);
 #if FV_INVARIANT
     if (W.slot < 0 && W.num_tiles > 0)
         for (int mt = 0; mt < MT; mt++)
@@ -1581,29 +1570,48 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE void attend(args p)
     join_sums(x);
     write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
 #endif
+    STAMP(6);
     if (W.slot >= 0) arrive_and_merge(p);
+    STAMP(7);
 }
-
-#endif
 
 extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __grid_constant__ d_attend p)
 {
-    if ((int)blockIdx.x >= plan_of(p).num_workers) return;
-    if (threadIdx.x == 0) {
-        const int *first = plan_array<int>(p, plan_of(p).worker_first) + blockIdx.x;
+    const int t = threadIdx.x;
+#ifdef FV_STAMPS
+    if (t == 0) S.stamped = 0;
+    stamp(p, 0, true);
+    STAMP(1);
+#endif
+    if (t < PLAN_WORDS) ((int64_t *)&S.plan)[t] = ((const int64_t *)p.plan)[t];
+    else if (t - PLAN_WORDS < STEP_WORDS) S.step[t - PLAN_WORDS] = ((const int64_t *)p.step)[t - PLAN_WORDS];
+#ifdef FV_USES
+    if (t == 64) fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
+#endif
+    __syncthreads();
+    if ((int)blockIdx.x >= PLAN.num_workers) return;
+    if (t == 0) {
+        const int *first = plan_array<int>(p, PLAN.worker_first) + blockIdx.x;
         S.piece = first[0];
         S.piece_end = first[1];
-        fill_lookup(p);
-#ifdef FV_USES
-        fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
-#endif
+        S.bad_pages = 0;
     }
+    if (t == 32) fill_lookup();
 #pragma unroll 1
     while (open_piece(p)) {
-#define KIND(MT, WR, WV, WK) if (W.packed <= 16 * MT * WR) { attend<MT, WR, WV, WK>(p); continue; }
-        FV_KINDS
+        STAMP(2);
+#define KIND(MT, WR, WV, WK) if (W.packed <= 16 * MT * WR) attend<MT, WR, WV, WK>(p); else
+        FV_KINDS { }
 #undef KIND
+#ifdef FV_STAMPS
+        if (t == 0) S.stamped += 6;
+#endif
     }
+#ifdef FV_STAMPS
+    if (t == 0) S.stamped = 0;
+    stamp(p, 14, false);
+    stamp(p, 15, true);
+#endif
 }
 #else
 typedef int fv__attend_sm80_has_no_host_code;
