@@ -134,55 +134,51 @@ static void examples(void **state)
     on_each_level(check_examples);
 }
 
-/* Every hook, and words that the built-ins do not use, in two texts. */
-static const char every_hook[] =
-    "FV_META(\"all that softmax leaves room for\")\n"
-    "FV_PARAMS(\n"
-    "    FV_INT(turned, problem, 32, 32)\n"
-    "    FV_INT(interleaved, problem, 1, 1)\n"
-    "    FV_NUMBER(gain, batch, 1, 1.25)\n"
-    "    FV_FLOATS(of_head, run, heads, required)\n"
-    "    FV_FLOATS(of_request, batch, requests, required)\n"
-    "    FV_INTS(of_row, batch, rows, required)\n"
-    "    FV_INTS(of_key, run, any, none)\n"
-    "    FV_SUMS(key_sums, run)\n"
-    ")\n"
-    "FV_PAIRS(turned, interleaved)\n"
-    "#define HALF 0.5f\n"
-    "#define n 3\n"
-    "static v_f32 help(v_f32 x) { return v_abs(x) * HALF + n; }\n"
-    "FV_QUERY { const v_pair y = { v_add(x.lo, x.hi), v_sub(x.hi, x.lo) }; return y; }\n"
-    "FV_KEY { const v_pair y = { v_neg(x.hi), v_mul(x.lo, v_cos(v_float(at.index))) }; return y; }\n"
-    "FV_SCORE { return v_fma(s, v_set(a->gain), v_read(a->of_request, at.request) + help(v_read(a->of_head, at.head))); }\n"
-    "FV_VISIBLE { return v_ine(v_iand(at.key, v_seti(3)), v_iand(v_readi(a->of_row, at.batch_row), v_seti(3))); }\n"
-    "FV_SINK { return v_read(a->of_head, at.head) - v_float(at.row) * 0.125f; }\n"
-    "FV_VALUE { return v * (v_set(1.0f) + v_float(v_readi(a->of_key, at.key)) * 0.0625f) + v_float(at.index) * 0.001f; }\n"
-    "FV_OUTPUT { return v_select(v_lt(lse, v_set(2.0f)), o, o * v_sqrt(v_abs(lse))); }\n"
-    "FV_KEY_SUM { return p * v_max(v_float(at.q_pos - at.k_pos), v_set(0.5f)); }\n";
-
-static const char weights_and_output[] =
-    "FV_META(\"weights add\")\n"
-    "FV_PARAMS(FV_NUMBER(limit, run, 1, 0.75))\n"
-    "FV_WEIGHT { return v_min(v_max(s, v_set(0.0f)), v_set(a->limit)); }\n"
-    "FV_OUTPUT { return o * 2.0f + lse; }\n";
-
+/* Every hook, and words that the built-ins do not use, in three texts. */
 static void check_hooks(fv_ctx *ctx, const char *isa)
 {
-    fv_variant *all = NULL, *weights = NULL;
+    fv_variant *all = NULL, *weights = NULL, *sums = NULL;
+    char *every_hook = read_text("tests/variants/every_hook.c"), *instead = read_text("tests/variants/weights.c"),
+         *sums_text = read_text("tests/variants/sums.c");
     OK(fv_variant_create(ctx, "all", every_hook, &all, &err));
-    OK(fv_variant_create(ctx, "weights", weights_and_output, &weights, &err));
+    OK(fv_variant_create(ctx, "weights", instead, &weights, &err));
+    OK(fv_variant_create(ctx, "sums", sums_text, &sums, &err));
+    free(sums_text);
+    free(every_hook);
+    free(instead);
     agrees(ctx, isa, "all", &(fv_variant_use){ .variant = all }, 1);
     agrees(ctx, isa, "causal, all, softcap", (fv_variant_use[]){ { .name = "causal" }, { .variant = all }, { .name = "softcap" } }, 3);
+    agrees(ctx, isa, "all, sums", (fv_variant_use[]){ { .variant = all }, { .variant = sums } }, 2);
     agrees(ctx, isa, "weights", &(fv_variant_use){ .variant = weights }, 1);
     agrees(ctx, isa, "alibi, weights, window", (fv_variant_use[]){ { .name = "alibi" }, { .variant = weights }, { .name = "window" } }, 3);
     OK(fv_variant_destroy(&all));
     OK(fv_variant_destroy(&weights));
+    OK(fv_variant_destroy(&sums));
 }
 
 static void hooks(void **state)
 {
     (void)state;
     on_each_level(check_hooks);
+}
+
+/* Levels that this machine lacks: their code is compiled and loaded, not run. */
+static void levels_not_here(void **state)
+{
+    (void)state;
+    fv_ctx *ctx = open_level(NULL);
+    char *texts[] = { read_text("tests/variants/every_hook.c"), read_text("tests/variants/weights.c"), read_text("examples/variants/streaming.c") };
+    for (int i = 0; i < fv__cpu_isa_count(); i++)
+        for (int t = 0; t < FV__COUNT(texts) && !fv__cpu_isa_at(i)->available(); t++) {
+            fv__variant_meta meta;
+            fv__cpu_code code;
+            OK(fv__variant_parse("mine", texts[t], &meta, &err));
+            OK(fv__cpu_compile(ctx, fv__cpu_isa_at(i)->name, &meta, texts[t], &code, &err));
+            assert_non_null(code.hooks);
+            fv__cpu_code_close(&code);
+        }
+    for (int t = 0; t < FV__COUNT(texts); t++) free(texts[t]);
+    OK(fv_close(&ctx));
 }
 
 /* A bound that promises more than FV_VISIBLE keeps is a fault of the text, and one that these checks find. */
@@ -515,7 +511,7 @@ static void many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(built_ins),        cmocka_unit_test(examples),         cmocka_unit_test(hooks),        cmocka_unit_test(wrong_bounds_are_noticed),
+        cmocka_unit_test(built_ins),        cmocka_unit_test(examples),         cmocka_unit_test(hooks), cmocka_unit_test(levels_not_here), cmocka_unit_test(wrong_bounds_are_noticed),
         cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(lines_of_clang), cmocka_unit_test(found_again), cmocka_unit_test(other_levels),
         cmocka_unit_test(without_compiler), cmocka_unit_test(hostile_folders),  cmocka_unit_test(leaves_nothing), cmocka_unit_test(out_of_memory),
         cmocka_unit_test(many_threads),
