@@ -32,6 +32,19 @@ static plan_object *enter(PyObject *self)
     return p;
 }
 
+bool is_plan(PyObject *object) { return Py_TYPE(object) == plan_type; }
+
+fv_plan *plan_enter(PyObject *plan, device *where)
+{
+    plan_object *p = enter(plan);
+    if (!p) return NULL;
+    p->busy = true;
+    *where = p->context->where;
+    return p->plan;
+}
+
+void plan_leave(PyObject *plan) { ((plan_object *)plan)->busy = false; }
+
 /* ------------------------------------------------------------------------------------------------------- creation */
 
 static int take_sharing(PyObject *value, fv_sharing *out)

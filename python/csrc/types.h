@@ -83,8 +83,13 @@ PyObject *text_of(text_fn *write, void *of, const char *format);
 enum { NUM_LIMITS = 14 };
 int take_limits(PyObject *const *given, const device *where, fv_plan_desc *out, holder *h);
 
-/* Module functions, ops.c. */
-extern PyMethodDef op_methods[];
+/* plan.c for torch.c, both with the GIL: the plan, which is the caller's alone until plan_leave, and its device. NULL: an exception says why. */
+bool is_plan(PyObject *object);
+fv_plan *plan_enter(PyObject *plan, device *where);
+void plan_leave(PyObject *plan);
+
+/* Module functions, ops.c and torch.c. */
+extern PyMethodDef op_methods[], torch_methods[];
 PyObject *copy_pair(const fv_copy *copy);       /* (src, dst), or None for (-1, -1) */
 
 /* With the GIL released where `where` is the CPU: there a call computes, elsewhere it only launches. */

@@ -24,6 +24,7 @@ def rng(request):
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the tests of torch and transformers run: cpu, cuda")
+    parser.addoption("--slow", action="store_true", help="also what takes minutes: compilers of frameworks, many model steps")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""foveal.torch: the operators in eager mode, under torch.compile, in CUDA graphs.
+
+    pytest python/tests/test_torch.py [--device cuda] [--slow]"""
+
+import shutil
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import foveal
+from reference import attend, merged, rotate
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch", minversion="2.10")
+
+import foveal.torch as ft  # noqa: E402
+
+LIMITS = dict(max_requests=4, max_rows=32, max_kv_tokens=256, max_pages=64)
+
+
+def draw(device, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
+
+
+def ints(device, x, dtype=torch.int32):
+    return torch.tensor(x, dtype=dtype, device=device)
+
+
+def on(device, x):
+    """Integers for a batch: (host, device) on a GPU."""
+    host = np.array(x, np.int32)
+    return host if device.type == "cpu" else (host, torch.from_numpy(host).to(device))
+
+
+def paged_batch(device, rows=(0, 3, 4), lengths=(9, 6), ids=(4, 0, 6, 1, 5)):
+    counts = [-(-n // 4) for n in lengths]
+    return foveal.Batch(rows=list(rows), lengths=list(lengths), page_size=4, num_pages=7, page_indptr=np.cumsum([0] + counts).astype(np.int32),
+                        page_ids=on(device, ids[:sum(counts)]))
+
+
+@pytest.fixture
+def plan(device):
+    problem = foveal.Problem("f32", num_q_heads=4, num_kv_heads=2, dim_qk=16, variants=["causal"])
+    made = ft.Plan(device, problem, **LIMITS)
+    made.update(paged_batch(device))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tensors(device):
+    return draw(device, 4, 4, 16), draw(device, 7, 4, 2, 16), draw(device, 7, 4, 2, 16) + 1
+
+
+def expected(q, k, v, rows=(0, 3, 4), lengths=(9, 6), ids=(4, 0, 6, 1, 5), **options):
+    """(o, lse natural) of paged_batch, in float64."""
+    q, k, v = (x.double().cpu().numpy() for x in (q, k, v))
+    made, at = [], 0
+    for r, n in enumerate(lengths):
+        pages = list(ids[at:at + -(-n // 4)])
+        at += len(pages)
+        keys, values = (x[pages].reshape(-1, *x.shape[2:])[:n] for x in (k, v))
+        made.append(attend(q[rows[r]:rows[r + 1]], keys, values, causal=True, **options))
+    return np.concatenate([o for o, _ in made]), np.concatenate([s for _, s in made]) * np.log(2)
+
+
+def near(made, wanted, tolerance=2e-5):
+    np.testing.assert_allclose(made.detach().double().cpu().numpy(), wanted, atol=tolerance)
+
+
+# ---- eager ----
+
+
+def test_attention(device, plan, tensors):
+    out, lse = ft.attention(plan, *tensors, return_lse=True)
+    want, want_lse = expected(*tensors)
+    near(out, want)
+    near(lse, want_lse)
+    given = torch.empty_like(out)
+    assert ft.attention(plan, *tensors, out=given) is given
+    near(given, want)
+    near(plan.plan.stats()["num_rows"] * torch.ones(1), 4)
+
+
+def test_ragged_views(device):
+    """q, k and v are slices of one packed tensor."""
+    plan = ft.Plan(device, foveal.Problem("f32", num_q_heads=4, num_kv_heads=2, dim_qk=16), **LIMITS)
+    plan.update(foveal.Batch(rows=[0, 3, 7], kv_indptr=[0, 3, 7]))
+    q, k, v = draw(device, 7, 8, 16).split([4, 2, 2], 1)
+    out = ft.attention(plan, q, k, v)
+    for a, b in ((0, 3), (3, 7)):
+        near(out[a:b], attend(*(x[a:b].double().cpu().numpy() for x in (q, k, v)))[0])
+
+
+def test_run_arguments(device, tensors):
+    """Sinks and scales as tensors; slopes of ALiBi, whose bias counts from the key's position here."""
+    q, k, v = tensors
+    sinks = draw(device, 4)
+    plan = ft.Plan(device, foveal.Problem("f32", num_q_heads=4, num_kv_heads=2, dim_qk=16, variants=["causal", "sink"], k_scale="tensor", v_scale="head"), **LIMITS)
+    plan.update(paged_batch(device))
+    v_scale = torch.tensor([0.5, 2.0], device=device)
+    out = ft.attention(plan, q, k, v, sinks=sinks, k_scale=torch.tensor([0.75], device=device), v_scale=v_scale)
+    near(out, expected(q, 0.75 * k, v * v_scale[None, None, :, None], sinks=sinks.cpu())[0])
+
+
+def test_latent(device):
+    """Values inside of the keys and a tail in a tensor of its own: no v."""
+    plan = ft.Plan(device, foveal.Problem("f32", num_q_heads=4, num_kv_heads=1, dim_qk=24, dim_v=16, qk_tail=8, v_in_k=True), **LIMITS)
+    plan.update(foveal.Batch(rows=[0, 2], kv_indptr=[0, 5]))
+    q, k, q_tail, k_tail = draw(device, 2, 4, 16), draw(device, 5, 1, 16), draw(device, 2, 4, 8), draw(device, 5, 1, 8)
+    out = ft.attention(plan, q, k, q_tail=q_tail, k_tail=k_tail)
+    whole = [torch.cat(x, -1).double().cpu().numpy() for x in ((q, q_tail), (k, k_tail))]
+    near(out, attend(*whole, k.double().cpu().numpy())[0])
+
+
+@pytest.mark.parametrize("width", [torch.int32, torch.int64])
+def test_append_merge_rope(device, width):
+    k, v, new_k, new_v = torch.zeros(3, 4, 2, 8, device=device), torch.zeros(3, 4, 2, 8, device=device), draw(device, 3, 2, 8), draw(device, 3, 2, 8) + 1
+    ft.append_kv(new_k, new_v, k, v, ints(device, [7, -1, 0], width))
+    assert (k.flatten(0, 1)[[7, 0]] == new_k[[0, 2]]).all() and (v.flatten(0, 1)[[7, 0]] == new_v[[0, 2]]).all()
+    assert int((k != 0).any(-1).any(-1).sum()) == 2
+    a, b, sa, sb = draw(device, 5, 2, 8), draw(device, 5, 2, 8) * 2, draw(device, 5, 2), draw(device, 5, 2) - 1
+    for base2 in (False, True):
+        o, lse = ft.merge_state(a, sa, b, sb, base2=base2)
+        unit = 1 if base2 else np.log2(np.e)
+        want, want_lse = merged([(x.double().cpu().numpy(), s.double().cpu().numpy() * unit) for x, s in ((a, sa), (b, sb))])
+        near(o, want)
+        near(lse, want_lse / unit)
+    at = [0, 5, 2, 9, 1]
+    near(ft.rope(a, ints(device, at, width), interleaved=True), rotate(a.cpu().numpy(), at, interleave=True))
+    near(ft.rope(a, ints(device, at, width), rotary_dim=4, base=500.0), rotate(a.cpu().numpy(), at, theta=500.0, rotary_dim=4))
+    in_place = a.clone()
+    assert ft.rope(in_place, ints(device, at, width), out=in_place) is in_place
+
+
+def test_refusals(device, plan, tensors):
+    q, k, v = tensors
+    op = torch.ops.foveal.attention
+    with pytest.raises(RuntimeError, match="no handle of a plan"):
+        op(plan.handle + (1 << 32), q, k, v, torch.empty_like(q))
+    with pytest.raises(RuntimeError, match="element type"):
+        ft.attention(plan, q.double(), k, v)
+    with pytest.raises(RuntimeError, match="extent 3; expected 4"):
+        ft.attention(plan, q[:, :3], k, v)
+    with pytest.raises(RuntimeError, match="rope.*position"):
+        ft.rope(q, ints(device, [1, 2]))
+    with pytest.raises(RuntimeError, match="one axis"):
+        ft.append_kv(q, q, k, v, ints(device, [[0]]))
+    with pytest.raises(TypeError, match="foveal.Plan"):
+        foveal._foveal._torch_handle("plan")
+    empty = ft.Plan(device, plan.problem, **LIMITS)
+    with pytest.raises(RuntimeError, match="step|update"):
+        ft.attention(empty, q, k, v)
+    empty.close()
+    with pytest.raises(RuntimeError, match="no handle of a plan"):
+        ft.attention(empty, q, k, v)
+
+
+def test_nothing_is_kept(device, plan):
+    """The kernels give back every tensor, optional ones and those of a call that failed included."""
+    q, k, v = draw(device, 4, 4, 16), draw(device, 7, 4, 2, 16), draw(device, 7, 4, 2, 16)
+    lse, sinks = torch.empty(4, 4, device=device), draw(device, 4)
+    ft.attention(plan, q, k, v, lse=lse, return_lse=True)
+    with pytest.raises(RuntimeError, match="sinks"):
+        ft.attention(plan, q, k, v, sinks=sinks)
+    ft.merge_state(q, lse, q, lse)
+    seen = [weakref.ref(x) for x in (q, k, v, lse, sinks)]
+    del q, k, v, lse, sinks
+    assert [x() for x in seen] == [None] * 5
+
+
+def test_handles_are_not_reused(device, plan, tensors):
+    """A plan in the place of a closed one has another handle."""
+    first = ft.Plan(device, plan.problem, **LIMITS)
+    handle = first.handle
+    del first
+    second = ft.Plan(device, plan.problem, **LIMITS)
+    second.update(paged_batch(device))
+    assert second.handle != handle and second.handle & 0xFFFFFFFF == handle & 0xFFFFFFFF
+    with pytest.raises(RuntimeError, match="no handle"):
+        torch.ops.foveal.attention(handle, *tensors, torch.empty_like(tensors[0]))
+
+
+def test_threads(device, plan, tensors):
+    """A plan of its own in each thread, at once."""
+    want, bad = expected(*tensors)[0], []
+
+    def work():
+        mine = ft.Plan(device, plan.problem, **LIMITS)
+        mine.update(paged_batch(device))
+        for _ in range(20):
+            if not np.allclose(ft.attention(mine, *tensors).cpu().numpy(), want, atol=2e-5):
+                bad.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert bad == []
+
+
+# ---- compiled ----
+
+
+def test_opcheck(device, plan, tensors):
+    q, k, v = tensors
+    ops, check = torch.ops.foveal, torch.library.opcheck
+    check(ops.attention.default, (plan.handle, q, k, v, torch.zeros_like(q), torch.zeros(4, 4, device=device)))
+    check(ops.attention.default, (plan.handle, q, k, v, torch.zeros_like(q)))
+    check(ops.append_kv.default, (q[:, :2].contiguous(), q[:, 2:].contiguous(), k.clone(), v.clone(), ints(device, [3, 0, -1, 9])))
+    check(ops.merge_state.default, (q, q[..., 0].contiguous(), q + 1, q[..., 1].contiguous(), torch.zeros_like(q), torch.zeros(4, 4, device=device), True))
+    check(ops.rope.default, (q, ints(device, [0, 1, 2, 3]), torch.zeros_like(q), 16))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(request, device, plan, tensors, backend):
+    """A layer in one graph: rotate, write, attend, with what surrounds it. The next step takes another plan update and no new compilation."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    if backend == "inductor" and not (request.config.getoption("--slow") and shutil.which("g++")):
+        pytest.skip("needs --slow and a C++ compiler: half a minute")
+    counter = CompileCounterWithBackend(backend)
+    _, k, v = tensors
+
+    def layer(plan, x, weight, k, v, positions, slots):
+        q, new_k, new_v = (x @ weight).unflatten(-1, (8, 16)).split([4, 2, 2], 1)
+        q, new_k = ft.rope(q.contiguous(), positions), ft.rope(new_k.contiguous(), positions)
+        ft.append_kv(new_k, new_v.contiguous(), k, v, slots)
+        out, lse = ft.attention(plan, q, k, v, return_lse=True)
+        return torch.relu(out) + 1, lse * 2
+
+    compiled = torch.compile(layer, backend=counter, fullgraph=True)
+    weight = draw(device, 12, 128)
+    for step, (rows, lengths, ids) in enumerate([((0, 3, 4), (9, 6), (4, 0, 6, 1, 5)), ((0, 1, 4), (5, 11), (2, 3, 6, 0, 1))]):
+        plan.update(paged_batch(device, rows, lengths, ids))
+        x, positions, slots = draw(device, 4, 12) + step, ints(device, [3, 4, 5, 6]), ints(device, [17, 1, 25, -1])
+        caches = [x.clone() for x in (k, v)], [x.clone() for x in (k, v)]
+        wanted, made = layer(plan, x, weight, *caches[0], positions, slots), compiled(plan, x, weight, *caches[1], positions, slots)
+        for a, b in zip((*wanted, *caches[0]), (*made, *caches[1])):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+        q = ft.rope((x @ weight).unflatten(-1, (8, 16))[:, :4].contiguous(), positions)
+        near(made[0], np.maximum(expected(q, *caches[1], rows, lengths, ids)[0], 0) + 1, 1e-4)
+    assert counter.frame_count == 1
+
+
+def test_export(device, plan, tensors):
+    """torch.export keeps the operator and the handle."""
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ft.attention(plan, q * 2, k, v)
+
+    program = torch.export.export(Layer(), tensors)
+    assert any(node.target is torch.ops.foveal.attention.default or "foveal" in str(node.target) for node in program.graph.nodes)
+    near(program.module()(*tensors), expected(tensors[0] * 2, *tensors[1:])[0])
+
+
+# ---- graphs ----
+
+
+def test_cuda_graph(device, plan, tensors):
+    """Captured once, replayed for another step: the update is outside, the addresses stay."""
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
+    q, k, v = tensors
+    out, slots = torch.empty_like(q), ints(device, [17, 1, 25, -1])
+    new = draw(device, 4, 2, 16)
+
+    def layer():
+        ft.append_kv(new, new, k, v, slots)
+        ft.attention(plan, q, k, v, out=out)
+
+    layer()                                     # compiles what is missing
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layer()
+    for rows, lengths, ids in [((0, 3, 4), (9, 6), (4, 0, 6, 1, 5)), ((0, 1, 4), (5, 11), (2, 3, 6, 0, 1))]:
+        plan.update(paged_batch(device, rows, lengths, ids))
+        q.add_(1)
+        graph.replay()
+        near(out, expected(q, k, v, rows, lengths, ids)[0])
