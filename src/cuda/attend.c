@@ -148,10 +148,11 @@ static int fit_blocks(const fv__attend_config *c, const fv__attend_device *d, in
 static void choose_look(fv__attend_config *c) { c->look = c->rows > 16 && 32 * c->warps >= 2 * c->tile ? 2 : 1; }
 
 /* Stages and blocks for the kinds and the tile: as many bytes on their way as an SM holds. Several blocks an SM need registers: 4 x 128 threads of
- * 128 registers for 16 rows, 2 of 255 else, 1 of 256 threads. */
+ * 128 registers for 16 rows (3 of 168 where 4 bits are widened), 2 of 255 else, 1 of 256 threads. */
 static bool choose_stages(fv__attend_config *c, const fv__attend_device *d)
 {
-    const int most = c->warps == 8 ? 1 + (c->rows <= 16 && c->dim_v <= 256) : c->rows <= 16 ? 4 : 2;
+    const bool has_fp4 = c->k_stored == FV__E2M1 || c->v_stored == FV__E2M1;
+    const int most = c->warps == 8 ? 1 + (c->rows <= 16 && c->dim_v <= 256) : c->rows <= 16 ? (has_fp4 ? 3 : 4) : 2;
     int best = 0, stages = 0, shared = 0, blocks = 0;
     choose_look(c);
     for (int s = 3; s >= 1; s--) {

@@ -1062,7 +1062,7 @@ template <int MT, int WR, int ST> FV_DEVICE void scores(float (&s)[MT][ST][4], u
 #pragma unroll
         for (int n = 0; n < ST; n++)
             for (int i = 0; i < 4; i++) s[mt][n][i] = 0;
-#pragma unroll (K_UNITS * K_STEPS <= 8 && FV_CT != FV_F32 ? 8 : 4)
+#pragma unroll (FV_CT == FV_F32 ? 2 : K_UNITS * K_STEPS <= 8 ? 8 : 4)
     for (int unit = 0; unit < K_UNITS; unit++) {
         uint32_t a[MT][K_STEPS][4];
         load_queries<MT, WR>(a, row0, unit);
@@ -1217,7 +1217,7 @@ template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], s
         for (int h = 0; h < 2; h++) {
             const float m = (top[mt][h] - x.m[mt][h]) * factor > SLACK ? top[mt][h] : x.m[mt][h];
             base[mt][h] = m == -fv_inf() ? 0.0f : m * factor;
-            alpha[mt][h] = ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
+            alpha[mt][h] = m == x.m[mt][h] ? 1.0f : ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
             moved = moved || m != x.m[mt][h];
             x.m[mt][h] = m;
         }
@@ -1474,7 +1474,8 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
     static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
     static_assert(WK == 1 || !FV_INVARIANT, "bits must not depend on the kind");
     enum { NU = fv_div_up(V_UNITS, WV), LAST = RING - 1, ST = FV_T / 8 / WK };
-    const float factor = FV_SCALED ? LOG2E : p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E;
+    /* a head's scale may be 0; minus infinity times 0 is no mask */
+    const float factor = FV_SCALED ? LOG2E : fmaxf(p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E, 1.1754944e-38f);
     state<MT, NU> x;
     page_ids next = { -1, -1 };
     if (W.num_tiles > 0) {
