@@ -703,6 +703,8 @@ static fv_status read_item(scanner *s)
         if (!first) return fault(s, s->line, "%s must stand at the start of a line", word);
         return read_declaration(s, word);
     }
+    if (c == '%' && s->at[1] == ':' && s->line_start)
+        return fault(s, s->line, "directives of a variant's text begin with #");
     if (c == '"' || c == '\'') return skip_quoted(s);
     if (c == '(' || c == '{' || c == '[') return skip_group(s);
     if (c == ')' || c == '}' || c == ']') return fault(s, s->line, "'%c' closes nothing", c);
