@@ -25,6 +25,12 @@ uint32_t fv__cpu_features(void);        /* what the machine has and the system h
 struct fv__append_job;
 struct fv__rope_job;
 struct fv__merge_job;
+/* The companions (cpu_companions.h), likewise. */
+struct fv__norm_job;
+struct fv__act_job;
+struct fv__filter_job;
+struct fv__sample_job;
+struct fv__verify_job;
 
 typedef struct fv__cpu_isa {
     const char *name;
@@ -42,6 +48,11 @@ typedef struct fv__cpu_isa {
     void (*append_rows)(const struct fv__append_job *job, int64_t first, int64_t last);
     void (*rope_rows)(const struct fv__rope_job *job, int64_t first, int64_t last);
     void (*merge_rows)(const struct fv__merge_job *job, int64_t first, int64_t last);
+    void (*norm_rows)(const struct fv__norm_job *job, int64_t first, int64_t last);
+    void (*act_rows)(const struct fv__act_job *job, int64_t first, int64_t last);
+    void (*filter_rows)(const struct fv__filter_job *job, int64_t first, int64_t last);
+    void (*sample_rows)(const struct fv__sample_job *job, int64_t first, int64_t last);
+    void (*verify_rows)(const struct fv__verify_job *job, int64_t first, int64_t last);
     const fv__cpu_hooks *hooks;         /* [fv__variant_count()] of the built-ins, in registry order */
 } fv__cpu_isa;
 

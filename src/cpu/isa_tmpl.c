@@ -11,6 +11,11 @@ void V_NAME(fv__key_sums)(const fv__run *, const fv__kernel_shape *, int, int, v
 void V_NAME(fv__append_rows)(const struct fv__append_job *, int64_t, int64_t);
 void V_NAME(fv__rope_rows)(const struct fv__rope_job *, int64_t, int64_t);
 void V_NAME(fv__merge_rows)(const struct fv__merge_job *, int64_t, int64_t);
+void V_NAME(fv__norm_rows)(const struct fv__norm_job *, int64_t, int64_t);
+void V_NAME(fv__act_rows)(const struct fv__act_job *, int64_t, int64_t);
+void V_NAME(fv__filter_rows)(const struct fv__filter_job *, int64_t, int64_t);
+void V_NAME(fv__sample_rows)(const struct fv__sample_job *, int64_t, int64_t);
+void V_NAME(fv__verify_rows)(const struct fv__verify_job *, int64_t, int64_t);
 extern const fv__cpu_hooks V_NAME(fv__cpu_hooks)[];
 
 extern const uint32_t V_NAME(fv__isa_needs);
@@ -27,5 +32,10 @@ const fv__cpu_isa V_NAME(fv__cpu_isa) = {
     .append_rows = V_NAME(fv__append_rows),
     .rope_rows = V_NAME(fv__rope_rows),
     .merge_rows = V_NAME(fv__merge_rows),
+    .norm_rows = V_NAME(fv__norm_rows),
+    .act_rows = V_NAME(fv__act_rows),
+    .filter_rows = V_NAME(fv__filter_rows),
+    .sample_rows = V_NAME(fv__sample_rows),
+    .verify_rows = V_NAME(fv__verify_rows),
     .hooks = V_NAME(fv__cpu_hooks),
 };

@@ -7,19 +7,11 @@
  * Buffers are FV__MAX_DIM floats plus one vector, so loops may run over the end of a row; memory
  * that is not a buffer is never touched outside of the row. */
 #include "cpu_ops.h"
-#include "vocabulary.h"
+#include "row_io.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
-
-#ifdef __clang__
-#pragma STDC FP_CONTRACT OFF            /* gcc has it off in ISO C */
-#endif
-
-#define FV_DTYPE_CPU
-#include "dtype_files.inc"
-#undef FV_DTYPE_CPU
 
 #define ROW (FV__MAX_DIM + 16)          /* floats of a buffer */
 #define BLOCK 16                        /* elements that share a scale in fp4_e2m1 */
@@ -28,52 +20,7 @@ void V_NAME(fv__append_rows)(const fv__append_job *job, int64_t first, int64_t l
 void V_NAME(fv__rope_rows)(const fv__rope_job *job, int64_t first, int64_t last);
 void V_NAME(fv__merge_rows)(const fv__merge_job *job, int64_t first, int64_t last);
 
-/* ------------------------------------------------------------------------------------ rows of
- * elements, as floats Whole vectors straight from memory; the rest by way of a copy, so that
- * nothing behind the row is touched. */
-
-#define FV_DTYPE_META
-#define FV_DTYPE_INFO(name, bits, largest, has_inf, has_nan)                                       \
-    static void load_##name(const char *base, int64_t at, int n, float *out)                       \
-    {                                                                                              \
-        int i = 0;                                                                                 \
-        for (; i + V_LANES <= n; i += V_LANES) v_store(out + i, v_load_##name(base, at + i));      \
-        if (V_LANES == 1 || i >= n) return;                                                        \
-        char rest[4 * V_LANES] = { 0 };                                                            \
-        memcpy(rest, base + (at + i) * bits / 8, (size_t)((n - i) * bits + 7) / 8);                \
-        v_store(out + i, v_load_##name(rest, 0));                                                  \
-    }                                                                                              \
-                                                                                                   \
-    static void store_##name(char *base, int64_t at, int n, const float *x)                        \
-    {                                                                                              \
-        int i = 0;                                                                                 \
-        for (; i + V_LANES <= n; i += V_LANES) v_store_##name(base, at + i, v_load(x + i));        \
-        if (V_LANES == 1 || i >= n) return;                                                        \
-        char rest[4 * V_LANES] = { 0 };                                                            \
-        v_store_##name(rest, 0, v_load(x + i));                                                    \
-        memcpy(base + (at + i) * bits / 8, rest, (size_t)((n - i) * bits + 7) / 8);                \
-    }
-#include "dtype_files.inc"
-#undef FV_DTYPE_INFO
-#undef FV_DTYPE_META
-
-static void load_row(const fv__view *view, int64_t at, int n, float *out)
-{
-    switch ((int)view->dtype) {
-#define FV_DTYPE(name) case FV__DTYPE_##name: load_##name(view->data, at, n, out); break;
-#include "dtypes.inc"
-#undef FV_DTYPE
-    }
-}
-
-static void store_row(const fv__view *view, int64_t at, int n, const float *x)
-{
-    switch ((int)view->dtype) {
-#define FV_DTYPE(name) case FV__DTYPE_##name: store_##name(view->data, at, n, x); break;
-#include "dtypes.inc"
-#undef FV_DTYPE
-    }
-}
+/* ---------------------------------------------------------------------------- rows of elements */
 
 static bool narrow(fv__dtype dtype)
 {

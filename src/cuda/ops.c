@@ -14,7 +14,6 @@
 #include <string.h>
 
 enum { NUM_STAGES = 4, STAGE_BYTES = 256 << 10 };
-enum { APPEND, ROPE, MERGE, COPY_PAGES, NUM_KERNELS };
 
 typedef struct buffer {
     char *pinned;
@@ -27,7 +26,7 @@ struct fv__cuda_ops {
     pthread_mutex_t mutex;              /* the ring; held from taking a buffer to the event behind its use */
     buffer ring[NUM_STAGES];
     int next;
-    CUfunction functions[NUM_KERNELS];  /* NULL: not loaded yet; atomic */
+    CUfunction functions[FV__CUDA_NUM_OPS];  /* NULL: not loaded yet; atomic */
 };
 
 _Static_assert((int)D_SCALE_NONE == (int)FV__SCALE_NONE && (int)D_SCALE_TENSOR == (int)FV__SCALE_TENSOR && (int)D_SCALE_HEAD == (int)FV__SCALE_HEAD &&
@@ -39,15 +38,22 @@ _Static_assert(sizeof(d_append) <= 4096 && sizeof(d_rope) <= 4096 && sizeof(d_me
 
 /* ------------------------------------------------------------------------------------------------------------- functions */
 
-static fv_status function_of(struct fv__cuda *c, int which, CUstream stream, CUfunction *function, fv_error *err)
+fv_status fv__cuda_ops_function(struct fv__cuda *c, int which, CUstream stream, CUfunction *function, fv_error *err)
 {
-    static const char *const names[] = { "append", "rope", "merge", "copy_pages" };
-    static const char *const sources[] = { "append.cu", "rope.cu", "merge.cu", "copy_pages.cu" };
-    static const char *const options[] = { "--fmad=false" };    /* the bits of the CPU */
+    /* exact: without contraction, for the bits of the CPU */
+    static const struct { const char *name, *source; bool exact; } kernels[FV__CUDA_NUM_OPS] = {
+        [FV__CUDA_APPEND] = { "append", "append.cu", true }, [FV__CUDA_ROPE] = { "rope", "rope.cu", true },
+        [FV__CUDA_MERGE] = { "merge", "merge.cu", true }, [FV__CUDA_COPY_PAGES] = { "copy_pages", "copy_pages.cu", false },
+        [FV__CUDA_NORM] = { "norm_rows", "norm.cu", false }, [FV__CUDA_ACT] = { "act", "act.cu", false },
+        [FV__CUDA_FILTER] = { "filter", "filter.cu", true }, [FV__CUDA_SAMPLE] = { "sample", "sample.cu", true },
+        [FV__CUDA_VERIFY] = { "verify", "verify.cu", true },
+    };
+    static const char *const options[] = { "--fmad=false" };
     *function = __atomic_load_n(&c->ops->functions[which], __ATOMIC_ACQUIRE);
     if (*function) return FV_OK;
-    const fv__cuda_program program = { .name = names[which], .source = sources[which], .options = options, .num_options = which != COPY_PAGES };
-    FV_TRY(fv__cuda_jit_function(c->jit, &program, names[which], stream, function, err));
+    const char *name = kernels[which].name;
+    const fv__cuda_program program = { .name = name, .source = kernels[which].source, .options = options, .num_options = kernels[which].exact };
+    FV_TRY(fv__cuda_jit_function(c->jit, &program, name, stream, function, err));
     __atomic_store_n(&c->ops->functions[which], *function, __ATOMIC_RELEASE);
     return FV_OK;
 }
@@ -55,7 +61,8 @@ static fv_status function_of(struct fv__cuda *c, int which, CUstream stream, CUf
 fv_status fv__cuda_ops_warm(fv_ctx *ctx, fv_error *err)
 {
     CUfunction ignored;
-    for (int i = 0; i < NUM_KERNELS; i++) FV_TRY(function_of(ctx->cuda, i, ctx->cuda->stream, &ignored, err));
+    for (int i = FV__CUDA_APPEND; i <= FV__CUDA_COPY_PAGES; i++)
+        FV_TRY(fv__cuda_ops_function(ctx->cuda, i, ctx->cuda->stream, &ignored, err));
     return FV_OK;
 }
 
@@ -184,7 +191,7 @@ static int32_t type_of(fv__dtype t)
     }
 }
 
-static d_tensor tensor_of(const fv__view *v)
+d_tensor fv__cuda_tensor(const fv__view *v)
 {
     return (d_tensor){ v->data, { v->stride[0], v->stride[1], v->stride[2] }, type_of(v->dtype), v->width };
 }
@@ -192,7 +199,7 @@ static d_tensor tensor_of(const fv__view *v)
 /* Ragged caches have [token, head]: pages of one token. */
 static d_tensor cache_of(const fv__view *v, bool paged)
 {
-    d_tensor t = tensor_of(v);
+    d_tensor t = fv__cuda_tensor(v);
     if (!paged) t.stride[2] = t.stride[1], t.stride[1] = 0;
     return t;
 }
@@ -227,16 +234,16 @@ static void fill_append(const struct fv__cuda *c, const fv__cuda_append *call, d
     const fv_pages *p = &call->desc->pages;
     const bool paged = j->page_size != 0;
     memset(a, 0, sizeof *a);
-    a->new_k = tensor_of(&j->new_k);
-    a->new_k_tail = tensor_of(&j->new_k_tail);
-    a->new_v = tensor_of(&j->new_v);
+    a->new_k = fv__cuda_tensor(&j->new_k);
+    a->new_k_tail = fv__cuda_tensor(&j->new_k_tail);
+    a->new_v = fv__cuda_tensor(&j->new_v);
     a->k = cache_of(&j->k, paged);
     a->k_tail = cache_of(&j->k_tail, paged);
     a->v = cache_of(&j->v, paged);
     a->k_blocks = cache_of(&j->k_block_scale, paged);
     a->v_blocks = cache_of(&j->v_block_scale, paged);
-    a->q = tensor_of(&j->q);
-    a->q_out = tensor_of(&j->q_out);
+    a->q = fv__cuda_tensor(&j->q);
+    a->q_out = fv__cuda_tensor(&j->q_out);
     a->k_scale = scale_of(&j->k_scale, paged);
     a->v_scale = scale_of(&j->v_scale, paged);
     a->num_requests = call->desc->num_requests;
@@ -309,7 +316,7 @@ fv_status fv__cuda_append_rows(fv_ctx *ctx, const fv__cuda_append *call, fv_stre
     CUfunction function;
     d_append a;
     const int64_t part = call->placed ? (STAGE_BYTES - 64) / (2 * 8 + 4) : call->rows;
-    FV_TRY(function_of(c, APPEND, stream, &function, err));
+    FV_TRY(fv__cuda_ops_function(c, FV__CUDA_APPEND, stream, &function, err));
     fill_append(c, call, &a);
     for (int64_t first = 0; first < call->rows; first += part)
         FV_TRY(append_part(c, call, function, &a, first, fv__min64(first + part, call->rows), stream, err));
@@ -339,10 +346,10 @@ fv_status fv__cuda_rope_rows(fv_ctx *ctx, const fv__rope_job *job, int64_t rows,
 {
     struct fv__cuda *c = ctx->cuda;
     CUfunction function;
-    d_rope r = { .x = tensor_of(&job->x), .y = tensor_of(&job->y), .num_rows = rows, .num_heads = job->num_heads };
+    d_rope r = { .x = fv__cuda_tensor(&job->x), .y = fv__cuda_tensor(&job->y), .num_rows = rows, .num_heads = job->num_heads };
     const int64_t part = job->positions->device ? rows : STAGE_BYTES / 8;
     set_rotary(&job->rotary, &r.rotary);
-    FV_TRY(function_of(c, ROPE, stream, &function, err));
+    FV_TRY(fv__cuda_ops_function(c, FV__CUDA_ROPE, stream, &function, err));
     for (int64_t first = 0; first < rows; first += part)
         FV_TRY(rope_part(c, job, function, &r, first, fv__min64(first + part, rows), stream, err));
     return FV_OK;
@@ -382,13 +389,13 @@ fv_status fv__cuda_merge_rows(fv_ctx *ctx, const fv__merge_job *job, int64_t row
     struct fv__cuda *c = ctx->cuda;
     CUfunction function;
     stage s = { .c = c, .stream = stream, .err = err };
-    d_merge m = { .o = tensor_of(&job->o), .lse = (float *)(void *)job->lse.data, .lse_stride = { job->lse.stride[0], job->lse.stride[1] },
+    d_merge m = { .o = fv__cuda_tensor(&job->o), .lse = (float *)(void *)job->lse.data, .lse_stride = { job->lse.stride[0], job->lse.stride[1] },
                   .num_rows = rows, .num_states = job->num_states, .num_heads = job->num_heads, .base2 = job->base2 };
     const int64_t blocks = fv__div_up(rows * job->num_heads, D_WARPS);
     if (blocks > INT32_MAX)
         return fv__fail(err, FV_E_CAPACITY, "o", rows, (int64_t)INT32_MAX * D_WARPS / job->num_heads, "o has %lld rows; merge them in parts",
                         (long long)rows);
-    FV_TRY(function_of(c, MERGE, stream, &function, err));
+    FV_TRY(fv__cuda_ops_function(c, FV__CUDA_MERGE, stream, &function, err));
     fv_status status = stage_states(&s, job, &m);
     if (status == FV_OK) status = launch(c, function, blocks, 1, &m, stream, err);
     return give_back(&s, status);
@@ -431,7 +438,7 @@ fv_status fv__cuda_copy_pages(fv_ctx *ctx, const fv__cuda_pages pages[2], const 
     const int64_t units = fv__max64(units_of(&d.pages[0]), units_of(&d.pages[1]));
     const int64_t blocks = fv__min64(fv__div_up(units, 4 * 32 * D_WARPS), 4 * (int64_t)c->device->facts.num_sms);
     if (units == 0) return FV_OK;
-    FV_TRY(function_of(c, COPY_PAGES, stream, &function, err));
+    FV_TRY(fv__cuda_ops_function(c, FV__CUDA_COPY_PAGES, stream, &function, err));
     for (int64_t i = 0; i < num_copies; d.num_copies = 0) {
         for (; i < num_copies && d.num_copies < D_COPIES; i++) {
             if (copies[i].src == copies[i].dst) continue;

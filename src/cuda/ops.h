@@ -9,6 +9,7 @@
 
 #include "../cpu/cpu_ops.h"
 #include "../ctx.h"
+#include "driver.h"
 
 typedef struct fv__cuda_append {
     const fv__append_job *job;          /* slots, v_slots, positions: host arrays, used when `placed` */
@@ -33,8 +34,14 @@ fv_status fv__cuda_copy_pages(fv_ctx *ctx, const fv__cuda_pages pages[2], const 
 /* Compiles or loads all of them. */
 fv_status fv__cuda_ops_warm(fv_ctx *ctx, fv_error *err);
 
+/* The simple kernels, and the function of each. */
+enum { FV__CUDA_APPEND, FV__CUDA_ROPE, FV__CUDA_MERGE, FV__CUDA_COPY_PAGES, FV__CUDA_NORM, FV__CUDA_ACT, FV__CUDA_FILTER, FV__CUDA_SAMPLE, FV__CUDA_VERIFY,
+       FV__CUDA_NUM_OPS };
+
 struct fv__cuda;
 struct fv__cuda_ops;
+fv_status fv__cuda_ops_function(struct fv__cuda *c, int which, CUstream stream, CUfunction *function, fv_error *err);
+struct d_tensor fv__cuda_tensor(const fv__view *v);     /* ops.cuh */
 fv_status fv__cuda_ops_open(struct fv__cuda *c, fv_error *err);
 void fv__cuda_ops_close(struct fv__cuda *c);
 
