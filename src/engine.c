@@ -69,7 +69,7 @@ static void carve_plan(fv_plan *plan, carver *c)
 {
     const fv_plan_desc *l = &plan->limits;
     fv__batch_memory *m = &plan->batch_memory;
-    plan->blob = carve(c, plan->capacity.blob_bytes);
+    plan->blob = carve(c, plan->ctx->cuda ? 0 : plan->capacity.blob_bytes);     /* a GPU's backend has a place for each update */
     plan->temp = carve(c, plan->capacity.temp_bytes);
     m->requests = carve(c, l->max_requests * (int64_t)sizeof *m->requests);
     m->tables = carve(c, l->max_requests * (int64_t)sizeof *m->tables);
@@ -91,7 +91,7 @@ static fv_status measure(fv_ctx *ctx, const fv__problem *problem, const fv_plan_
 
 fv_status fv__plan_sizes_of(fv_ctx *ctx, const fv__problem *problem, const fv_plan_desc *limits, fv_sizes *out, fv_error *err)
 {
-    fv_plan plan = { .limits = *limits };
+    fv_plan plan = { .ctx = ctx, .limits = *limits };
     FV_TRY(measure(ctx, problem, limits, &plan.shape, &plan.capacity, err));
     carver c = { 0 };
     carve_plan(&plan, &c);

@@ -28,7 +28,7 @@ typedef struct fv__backend {
     /* Allocates (and compiles) what the backend needs for plan->problem and plan->shape; plan->state is its own. */
     fv_status (*create)(fv_plan *plan, fv_error *err);
     void (*destroy)(fv_plan *plan);
-    /* May an update be made on this stream now (not capturing)? */
+    /* May an update be made on this stream now (not capturing)? May set plan->blob: where the plan is to be made. */
     fv_status (*may_update)(fv_plan *plan, fv_stream stream, fv_error *err);
     /* The blob in host memory is new: bring it to the device in the order of the stream. */
     fv_status (*update)(fv_plan *plan, fv_stream stream, fv_error *err);

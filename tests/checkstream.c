@@ -313,6 +313,118 @@ static void s093(machine *m)
     free_batch(&b);
 }
 
+/* Lengths and page ids that kernels read from the caller's memory on the device. */
+typedef struct live { CUdeviceptr lengths, ids; } live;
+
+static live make_live(const batch *b, const int32_t *lengths)
+{
+    const size_t entries = (size_t)b->n * (size_t)b->pages;
+    live l = { 0 };
+    fv__cuda_alloc(b->m->device, 4 * (size_t)b->n, &l.lengths, &err);
+    fv__cuda_alloc(b->m->device, 4 * entries, &l.ids, &err);
+    fv__cuda_to_device(b->m->device, l.lengths, lengths, 4 * (size_t)b->n, b->m->stream[0], &err);
+    fv__cuda_to_device(b->m->device, l.ids, b->ids, 4 * entries, b->m->stream[0], &err);
+    return l;
+}
+
+/* Entry i of a list on the device becomes x. */
+static void poke(const batch *b, CUdeviceptr list, int i, int32_t x)
+{
+    CALL(fv__cuda_to_device(b->m->device, list + 4 * (CUdeviceptr)i, &x, 4, b->m->stream[0], &err));
+    CALL(fv__cuda_stream_sync(b->m->device, b->m->stream[0], &err));
+}
+
+static fv_plan *plan_live(const batch *b, const live *l, const int32_t *lengths, bool checked)
+{
+    const fv_variant_use causal = { .name = "causal" };
+    const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = b->hq, .num_kv_heads = b->hk, .dim_qk = DIM,
+                           .variants = &causal, .num_variants = 1 };
+    const int64_t entries = (int64_t)b->n * b->pages;
+    const fv_plan_desc limits = { .max_requests = b->n, .max_rows = b->n, .max_kv_tokens = entries * b->page, .max_pages = entries, .checked = checked };
+    fv_batch x = { .num_requests = b->n, .lengths = fv_i32(lengths, b->n),
+                   .pages = { .page_size = b->page, .num_pages = entries, .ids = fv_i32(b->ids, entries), .table_width = b->pages,
+                              .table_stride = b->pages } };
+    x.lengths.device = (const void *)(uintptr_t)l->lengths;
+    x.pages.ids.device = (const void *)(uintptr_t)l->ids;
+    fv_plan *plan = NULL;
+    CALL(fv_plan_create(b->m->ctx, &p, &limits, &plan, &err));
+    CALL(fv_plan_update(plan, NULL, &x, b->m->stream[0], &err));
+    return plan;
+}
+
+/* What the error word says after one more launch: of a graph, or of a run. */
+static fv_errors after_launch(fv_plan *plan, const batch *b, output *o, const graph *g)
+{
+    fv_errors e = { 0 };
+    if (g) CHECK(launch(b->m, *g));
+    else CALL(run(plan, b, o->device, b->m->stream[0]));
+    CALL(fv__cuda_stream_sync(b->m->device, b->m->stream[0], &err));
+    CALL(fv_ctx_errors(b->m->ctx, &e, 1));
+    CALL(fv__cuda_stream_sync(b->m->device, b->m->ctx->cuda->stream, &err));        /* the word is cleared in its own time */
+    return e;
+}
+
+static bool is_stale(fv_errors e, int request, int64_t value)
+{
+    if (e.what == FV_FAULT_STALE && e.request == request && e.value == value && e.count >= 1) return true;
+    printf("    fault %d, request %d, value %lld, count %lld\n", (int)e.what, e.request, (long long)e.value, (long long)e.count);
+    return false;
+}
+
+/* A host-made plan, and device memory that changes behind its back: checked mode says so, at each launch until it is planned again. */
+static void stale_plans(machine *m, bool graphs)
+{
+    batch b;
+    if (!CHECK(make_batch(&b, m, 4, 8, 2, 16, 400))) return;
+    const int32_t lengths[4] = { 100, 30, 400, 64 };
+    live l = make_live(&b, lengths);
+    output o = make_output(&b);
+    fv_plan *plan = plan_live(&b, &l, lengths, true), *unchecked = plan_live(&b, &l, lengths, false);
+    graph captured = { 0 }, *g = NULL;
+    if (graphs) {
+        captured = capture(plan, &b, &o);
+        g = &captured;
+    }
+    const int of_request_1 = b.pages, old = b.ids[of_request_1], other = b.ids[0];
+    CHECK(after_launch(plan, &b, &o, g).count == 0);
+    poke(&b, l.lengths, 2, 333);
+    CHECK(is_stale(after_launch(plan, &b, &o, g), 2, 333));
+    CHECK(is_stale(after_launch(plan, &b, &o, g), 2, 333));
+    CHECK(after_launch(unchecked, &b, &o, NULL).count == 0);                /* shorter ones are clamped to, and right */
+    poke(&b, l.lengths, 2, 400);
+    CHECK(after_launch(plan, &b, &o, g).count == 0);
+    poke(&b, l.ids, of_request_1 + 1, other);                               /* its 30 keys lie in two pages */
+    CHECK(is_stale(after_launch(plan, &b, &o, g), 1, 30));
+    poke(&b, l.ids, of_request_1 + 1, b.ids[of_request_1 + 1]);
+    poke(&b, l.ids, of_request_1 + 2, old);                                 /* behind what it reads */
+    CHECK(after_launch(plan, &b, &o, g).count == 0);
+    poke(&b, l.ids, of_request_1, b.ids[of_request_1 + 1]);                 /* two pages change places */
+    poke(&b, l.ids, of_request_1 + 1, old);
+    CHECK(is_stale(after_launch(plan, &b, &o, g), 1, 30));
+    poke(&b, l.ids, of_request_1, old);
+    poke(&b, l.ids, of_request_1 + 1, b.ids[of_request_1 + 1]);
+    poke(&b, l.lengths, 0, 99);
+    CHECK(is_stale(after_launch(plan, &b, &o, g), 0, 99));
+    const int32_t shorter[4] = { 99, 30, 400, 64 };
+    fv_batch x = { .num_requests = 4, .lengths = fv_i32(shorter, 4),
+                   .pages = { .page_size = b.page, .num_pages = 4 * b.pages, .ids = fv_i32(b.ids, 4 * b.pages), .table_width = b.pages,
+                              .table_stride = b.pages } };
+    x.lengths.device = (const void *)(uintptr_t)l.lengths;
+    x.pages.ids.device = (const void *)(uintptr_t)l.ids;
+    CALL(fv_plan_update(plan, NULL, &x, m->stream[0], &err));
+    CHECK(after_launch(plan, &b, &o, g).count == 0);
+    if (g) free_graph(m, g);
+    fv_plan_destroy(&plan);
+    fv_plan_destroy(&unchecked);
+    fv__cuda_free(m->device, l.lengths);
+    fv__cuda_free(m->device, l.ids);
+    free_output(&b, &o);
+    free_batch(&b);
+}
+
+static void s094(machine *m) { stale_plans(m, true); }
+static void s094_direct(machine *m) { stale_plans(m, false); }
+
 /* Two plans on two streams, 100 rounds without a wait. */
 static void s096(machine *m)
 {
@@ -778,7 +890,8 @@ static void s109(machine *m)
 
 static const struct { const char *name; void (*fn)(machine *m); bool fresh; } scenarios[] = {
     { "S103", s103, true }, { "S104", s104, true }, { "S105", s105, true }, { "S106", s106, true }, { "S107", s107, true }, { "S109", s109, true },
-    { "S031", s031, false }, { "S093", s093, false }, { "S096", s096, false }, { "S099", s099, false }, { "S111", s111, false }, { "S112", s112, false },
+    { "S031", s031, false }, { "S093", s093, false },
+    { "S094 direct", s094_direct, false }, { "S094", s094, false }, { "S096", s096, false }, { "S099", s099, false }, { "S111", s111, false }, { "S112", s112, false },
 };
 
 int main(int argc, char **argv)

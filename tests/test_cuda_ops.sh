@@ -20,5 +20,8 @@ export FV_CUDA_DRIVER_PATH="$folder/libcuda.so.1" FV_CACHE_DIR="$folder/cache"
 "$build/bin/checkops" --count 120 > "$folder/out" 2>&1
 status=$?
 tail -20 "$folder/out"
+"$build/bin/checkstream" --match "S094 direct" > "$folder/stale" 2>&1 || status=1
+tail -20 "$folder/stale"
+cat "$folder/stale" >> "$folder/out"
 if [ $status -ne 0 ] && grep -qi "nvrtc" "$folder/out"; then exit 77; fi
 exit $status

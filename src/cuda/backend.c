@@ -3,12 +3,15 @@
  *
  * Device memory of a plan, one block; everything is at a fixed address, so that a captured launch sees each update:
  *
- *     step | arguments' arrays | row positions | page ids | V's page ids | the plan | tickets | partials | scratch
- *     \------------------- an update's upload, through one of NUM_STAGES pinned buffers -/
+ *     step | the plan | arguments' arrays, row positions, page ids, V's page ids | tickets | stamps | scratch | partials
+ *     \--- an update's upload: the front of it, from one of NUM_STAGES pinned buffers ---/
  *
- * What the caller has on the device already (page ids, lengths, arrays of variants) stays there; the step holds its address. */
+ * The plan is made in the pinned buffer itself, the lists are put behind it without gaps, and one copy brings what is used of it. The step and the plan
+ * are at fixed addresses; the step says where the lists are. What the caller has on the device already (page ids, lengths, arrays of variants) stays
+ * there; the step holds its address. In checked mode kernels/stale.cu stamps that memory at an update and looks at it again at each run. */
 #include "../engine.h"
 #include "state.h"
+#include "ops.cuh"
 #include "texts.h"
 
 #include <stdlib.h>
@@ -28,22 +31,26 @@ SAME(d_record, fv__record, arrivals);
 
 enum { NUM_STAGES = 3, ARRAYS_ROOM = 64 << 10 };
 
+enum { LIST_ALIGN = 64 };               /* bytes that lists begin at a multiple of */
+
 typedef struct area { int64_t at, room; } area;         /* in the plan's device memory */
 
 typedef struct plan_state {
     fv__attend_config config;
     fv__attend_device device;
-    CUfunction function;
-    area step, arrays, positions, ids, v_ids, blob, tickets, partials, scratch;
+    CUfunction function, stale;         /* stale: NULL unless checked */
+    area step, blob, lists, tickets, stamps, partials, scratch;
+    int64_t arrays_room, ids_room;      /* of the lists: all arguments' arrays; the ids of K, and of V */
     int64_t bytes;
     CUdeviceptr memory;
-    char *stage[NUM_STAGES];            /* pinned, blob's end bytes each */
+    char *stage[NUM_STAGES];            /* pinned, lists' end bytes each */
     CUevent done[NUM_STAGES];
     bool used[NUM_STAGES];
     int next;
     /* what the code was made for */
     const fv_variant *variants[FV__MAX_VARIANTS];
     int num_variants;
+    bool positive;                      /* the scale of scores */
 } plan_state;
 
 static struct fv__cuda *cuda_of(const fv_ctx *ctx) { return ctx->cuda; }
@@ -67,15 +74,14 @@ static void place(area *a, int64_t *at, int64_t room)
 
 static void lay_out(plan_state *s, const fv__problem *p, const fv_plan_desc *limits, const fv__kernel_shape *kernel, const fv__plan_capacity *capacity)
 {
-    int64_t at = 0, arrays = ARRAYS_ROOM + 16 * limits->max_requests + 4 * limits->max_rows;
-    for (int i = 0; i < p->num_uses; i++) arrays += FV__MAX_PARAMS * 16;
+    int64_t at = 0;
+    s->arrays_room = ARRAYS_ROOM + 16 * limits->max_requests + 4 * limits->max_rows + p->num_uses * FV__MAX_PARAMS * 16;
+    s->ids_room = limits->max_pages * (int64_t)sizeof(int64_t);
     place(&s->step, &at, sizeof(d_step));
-    place(&s->arrays, &at, arrays);
-    place(&s->positions, &at, limits->max_rows * (int64_t)sizeof(int32_t));
-    place(&s->ids, &at, limits->max_pages * (int64_t)sizeof(int64_t));
-    place(&s->v_ids, &at, limits->max_pages * (int64_t)sizeof(int64_t));
     place(&s->blob, &at, capacity->blob_bytes);
+    place(&s->lists, &at, s->arrays_room + limits->max_rows * (int64_t)sizeof(int32_t) + 2 * s->ids_room + 4 * LIST_ALIGN);
     place(&s->tickets, &at, capacity->max_records * (int64_t)sizeof(int32_t));
+    place(&s->stamps, &at, limits->checked ? (limits->max_requests + capacity->max_segments) * (int64_t)sizeof(uint64_t) : 0);
     place(&s->scratch, &at, (int64_t)kernel->workers * s->config.scratch_floats * (int64_t)sizeof(float));
     s->partials = (area){ at, capacity->max_slots * kernel->partial_bytes };
     if (!limits->workspace) at += fv__round_up(s->partials.room, 256);
@@ -92,7 +98,7 @@ static void sizes(fv_ctx *ctx, const fv__problem *problem, const fv_plan_desc *l
     if (fv__attend_configure(problem, limits, &device, &s.config, NULL) != FV_OK) return;
     lay_out(&s, problem, &own, kernel, capacity);
     out->device_bytes = (size_t)(s.bytes - fv__round_up(s.partials.room, 256));
-    out->host_bytes += sizeof s + NUM_STAGES * (size_t)(s.blob.at + s.blob.room);
+    out->host_bytes += sizeof s + NUM_STAGES * (size_t)(s.lists.at + s.lists.room);
 }
 
 /* ------------------------------------------------------------------------------------------------- create, destroy */
@@ -117,9 +123,16 @@ static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, C
     if (status == FV_OK) status = prepare(cuda_of(plan->ctx)->device, s, err);
     free(text);
     s->num_variants = p->num_uses;
+    s->positive = p->scale > 0;
     for (int i = 0; i < p->num_uses; i++) s->variants[i] = p->uses[i].variant;
     if (status == FV_E_COMPILE) fv__cuda_blame(s->variants, s->num_variants, err);
     return status;
+}
+
+static fv_status load_stale(const fv_plan *plan, plan_state *s, fv_error *err)
+{
+    static const fv__cuda_program program = { .name = "stale", .source = "stale.cu" };
+    return plan->limits.checked ? fv__cuda_jit_function(cuda_of(plan->ctx)->jit, &program, "stale", NULL, &s->stale, err) : FV_OK;
 }
 
 static fv_status allocate(fv_plan *plan, plan_state *s, fv_error *err)
@@ -127,7 +140,7 @@ static fv_status allocate(fv_plan *plan, plan_state *s, fv_error *err)
     const struct fv__cuda *c = cuda_of(plan->ctx);
     FV_TRY(fv__cuda_alloc(c->device, (size_t)s->bytes, &s->memory, err));
     for (int i = 0; i < NUM_STAGES; i++) {
-        FV_TRY(fv__cuda_alloc_pinned(c->device, (size_t)(s->blob.at + s->blob.room), (void **)&s->stage[i], err));
+        FV_TRY(fv__cuda_alloc_pinned(c->device, (size_t)(s->lists.at + s->lists.room), (void **)&s->stage[i], err));
         FV_TRY(fv__cuda_event_create(c->device, false, &s->done[i], err));
     }
     FV_TRY(fv__cuda_fill_bytes(c->device, s->memory + (CUdeviceptr)s->tickets.at, 0, (size_t)s->tickets.room, c->stream, err));
@@ -159,6 +172,7 @@ static fv_status create(fv_plan *plan, fv_error *err)
         lay_out(s, &plan->problem, &plan->limits, &plan->shape, &plan->capacity);
         status = load_code(plan, s, &plan->problem, NULL, err);
     }
+    if (status == FV_OK) status = load_stale(plan, s, err);
     if (status == FV_OK) status = allocate(plan, s, err);
     if (status != FV_OK) destroy(plan);
     return status;
@@ -166,39 +180,52 @@ static fv_status create(fv_plan *plan, fv_error *err)
 
 /* ---------------------------------------------------------------------------------------------------------- update */
 
+/* The plan is made in the next pinned buffer, once the copy out of that one is done. */
 static fv_status may_update(fv_plan *plan, fv_stream stream, fv_error *err)
 {
+    plan_state *s = plan->state;
+    const fv__cuda_device *device = cuda_of(plan->ctx)->device;
     bool capturing = false;
-    FV_TRY(fv__cuda_stream_capturing(cuda_of(plan->ctx)->device, stream, &capturing, err));
+    FV_TRY(fv__cuda_stream_capturing(device, stream, &capturing, err));
     if (capturing) return fv__fail(err, FV_E_NOT_READY, "stream", 0, 0, "the stream is being captured: update the plan before or after, between replays");
+    if (s->used[s->next]) FV_TRY(fv__cuda_event_sync(device, s->done[s->next], err));
+    plan->blob = (fv__plan_head *)(void *)(s->stage[s->next] + s->blob.at);
     return FV_OK;
 }
 
-/* An update on its way: bytes are put into the stage, copies are queued when all is there. */
+/* An update on its way: bytes are put into the stage, which is copied when all is there. */
 typedef struct uploader {
     fv_plan *plan;
     plan_state *s;
     char *stage;
     d_step *step;
-    CUstream stream;
-    int64_t arrays_used;
+    int64_t used;                       /* bytes of the stage */
+    int64_t arrays_left;
     fv_error *err;
 } uploader;
 
 static CUdeviceptr on_device(const uploader *u, int64_t at) { return u->s->memory + (CUdeviceptr)at; }
 
-/* A host array of a variant into the step's arrays; its address there. */
+/* The place of the next list, which is known to fit; *there is its address on the device. */
+static char *put_list(uploader *u, int64_t bytes, const void **there)
+{
+    const int64_t at = u->used;
+    u->used = fv__round_up(at + bytes, LIST_ALIGN);
+    *there = (const void *)(uintptr_t)on_device(u, at);
+    return u->stage + at;
+}
+
+/* A host array of a variant; its address on the device. */
 static fv_status put_array(uploader *u, const char *name, const void **data, int64_t bytes)
 {
-    if (!*data || bytes < 0 || fv__cuda_pointer_device(cuda_of(u->plan->ctx)->device, *data) >= 0) return FV_OK;
-    const int64_t at = u->arrays_used, room = u->s->arrays.room;
-    if (at + bytes > room)
-        return fv__fail(u->err, FV_E_CAPACITY, name, bytes, room - at,
+    const void *from = *data;
+    if (!from || bytes < 0 || fv__cuda_pointer_device(cuda_of(u->plan->ctx)->device, from) >= 0) return FV_OK;
+    if (fv__round_up(bytes, LIST_ALIGN) > u->arrays_left)
+        return fv__fail(u->err, FV_E_CAPACITY, name, bytes, u->arrays_left,
                         "'%s' lies in host memory and has %lld bytes; %lld can be taken along: put it on the device", name, (long long)bytes,
-                        (long long)(room - at));
-    memcpy(u->stage + u->s->arrays.at + at, *data, (size_t)bytes);
-    *data = (const void *)(uintptr_t)on_device(u, u->s->arrays.at + at);
-    u->arrays_used = fv__round_up(at + bytes, 16);
+                        (long long)u->arrays_left);
+    u->arrays_left -= fv__round_up(bytes, LIST_ALIGN);
+    memcpy(put_list(u, bytes, data), from, (size_t)bytes);
     return FV_OK;
 }
 
@@ -240,25 +267,25 @@ static fv_status put_uses(uploader *u)
 static size_t index_bytes(const fv_index *x) { return x->type == FV_INDEX_I64 ? 8 : 4; }
 
 /* Page ids: the caller's on the device, or a copy of the host's. */
-static fv_status put_ids(uploader *u, const fv_index *x, const char *field, const area *to, const void **data, int64_t *stride, int32_t *is64)
+static fv_status put_ids(uploader *u, const fv_index *x, const char *field, const void **data, int64_t *stride, int32_t *is64)
 {
     *stride = x->stride;
     *is64 = x->type == FV_INDEX_I64;
     *data = x->device;
     if (x->device || !fv__index_given(x)) return FV_OK;
     const int64_t bytes = x->count > 0 ? ((x->count - 1) * x->stride + 1) * (int64_t)index_bytes(x) : 0;
-    if (bytes > to->room)
-        return fv__fail(u->err, FV_E_CAPACITY, field, bytes, to->room, "%s has %lld bytes on the host; limits.max_pages makes room for %lld", field,
-                        (long long)bytes, (long long)to->room);
-    memcpy(u->stage + to->at, x->host, (size_t)bytes);
-    *data = (const void *)(uintptr_t)on_device(u, to->at);
-    return fv__cuda_to_device(cuda_of(u->plan->ctx)->device, on_device(u, to->at), u->stage + to->at, (size_t)bytes, u->stream, u->err);
+    if (bytes > u->s->ids_room)
+        return fv__fail(u->err, FV_E_CAPACITY, field, bytes, u->s->ids_room, "%s has %lld bytes on the host; limits.max_pages makes room for %lld", field,
+                        (long long)bytes, (long long)u->s->ids_room);
+    memcpy(put_list(u, bytes, data), x->host, (size_t)bytes);
+    return FV_OK;
 }
 
 static fv_status put_positions(uploader *u)
 {
     const fv_index *x = &u->plan->given.row_positions;
     const int64_t rows = u->plan->batch.total_rows;
+    const void *there;
     if (!fv__index_given(x)) return FV_OK;
     if (x->device && x->type == FV_INDEX_I32 && x->stride == 1) {
         u->step->row_positions = x->device;
@@ -266,11 +293,10 @@ static fv_status put_positions(uploader *u)
     }
     if (!x->host)
         return fv__fail(u->err, FV_E_UNSUPPORTED, "batch.row_positions", x->stride, 1, "row positions on the device alone must be dense 32-bit integers");
-    const area *to = &u->s->positions;
-    int32_t *out = (int32_t *)(u->stage + to->at);
+    int32_t *out = (int32_t *)(void *)put_list(u, rows * (int64_t)sizeof *out, &there);
     for (int64_t i = 0; i < rows; i++) out[i] = (int32_t)fv__index_at(x, i);
-    u->step->row_positions = (const int32_t *)(uintptr_t)on_device(u, to->at);
-    return fv__cuda_to_device(cuda_of(u->plan->ctx)->device, on_device(u, to->at), out, (size_t)rows * sizeof *out, u->stream, u->err);
+    u->step->row_positions = there;
+    return FV_OK;
 }
 
 static void put_lengths(uploader *u)
@@ -288,9 +314,9 @@ static fv_status renew_code(fv_plan *plan, plan_state *s, CUstream stream, fv_er
     const fv__problem *p = &plan->problem;
     bool same = s->num_variants == p->num_uses;
     for (int i = 0; same && i < p->num_uses; i++) same = s->variants[i] == p->uses[i].variant;
+    if (same && s->positive == (p->scale > 0)) return FV_OK;
     fv__attend_config fresh;
     FV_TRY(fv__attend_configure(p, &plan->limits, &s->device, &fresh, err));
-    if (same && fresh.scaled == s->config.scaled) return FV_OK;
     if (fresh.rows != s->config.rows || fresh.unit_heads != s->config.unit_heads || fresh.blocks_per_sm < s->config.blocks_per_sm)
         return fv__fail(err, FV_E_INVALID, "problem.variants", p->num_uses, s->num_variants,
                         "the new problem's variants need another kernel configuration: make a plan for them");
@@ -302,19 +328,30 @@ static fv_status renew_code(fv_plan *plan, plan_state *s, CUstream stream, fv_er
 static fv_status fill_step(uploader *u)
 {
     fv_plan *plan = u->plan;
-    const fv__cuda_device *device = cuda_of(plan->ctx)->device;
     memset(u->step, 0, sizeof *u->step);
     FV_TRY(put_uses(u));
     if (plan->tables.paged) {
         const fv_pages *pages = &plan->given.pages;
-        FV_TRY(put_ids(u, &pages->ids, "batch.pages.ids", &u->s->ids, &u->step->ids, &u->step->ids_stride, &u->step->ids_64));
-        FV_TRY(put_ids(u, &pages->v_ids, "batch.pages.v_ids", &u->s->v_ids, &u->step->v_ids, &u->step->v_ids_stride, &u->step->v_ids_64));
+        FV_TRY(put_ids(u, &pages->ids, "batch.pages.ids", &u->step->ids, &u->step->ids_stride, &u->step->ids_64));
+        FV_TRY(put_ids(u, &pages->v_ids, "batch.pages.v_ids", &u->step->v_ids, &u->step->v_ids_stride, &u->step->v_ids_64));
     }
     FV_TRY(put_positions(u));
     put_lengths(u);
-    memcpy(u->stage + u->s->blob.at, plan->blob, (size_t)plan->blob->bytes);
-    FV_TRY(fv__cuda_to_device(device, on_device(u, u->s->blob.at), u->stage + u->s->blob.at, (size_t)plan->blob->bytes, u->stream, u->err));
-    return fv__cuda_to_device(device, on_device(u, 0), u->stage, (size_t)(u->s->arrays.at + u->arrays_used), u->stream, u->err);
+    return FV_OK;
+}
+
+/* Checked mode: `write` stamps the caller's memory, else it is compared with the stamps. */
+static fv_status launch_stale(const fv_plan *plan, const plan_state *s, bool write, CUstream stream, fv_error *err)
+{
+    const struct fv__cuda *c = cuda_of(plan->ctx);
+    const int64_t items = plan->limits.max_requests + plan->capacity.max_segments;
+    d_stale a = { .plan = (const char *)(uintptr_t)(s->memory + (CUdeviceptr)s->blob.at),
+                  .step = (const d_step *)(uintptr_t)(s->memory + (CUdeviceptr)s->step.at),
+                  .stamps = (uint64_t *)(uintptr_t)(s->memory + (CUdeviceptr)s->stamps.at), .faults = (d_faults *)(uintptr_t)c->faults,
+                  .faults_host = (d_faults *)(uintptr_t)c->faults_mapped, .max_requests = plan->limits.max_requests, .write = write };
+    const fv__cuda_launch launch = { .function = s->stale, .stream = stream, .block = { 32 * D_WARPS, 1, 1 },
+                                     .grid = { (unsigned)fv__min64(fv__div_up(items, D_WARPS), 4 * (int64_t)c->device->facts.num_sms), 1, 1 } };
+    return fv__cuda_launch_kernel(c->device, &launch, (void *[]){ &a }, err);
 }
 
 static fv_status update(fv_plan *plan, fv_stream stream, fv_error *err)
@@ -323,14 +360,14 @@ static fv_status update(fv_plan *plan, fv_stream stream, fv_error *err)
     const fv__cuda_device *device = cuda_of(plan->ctx)->device;
     FV_TRY(renew_code(plan, s, stream, err));
     const int i = s->next;
-    if (s->used[i]) FV_TRY(fv__cuda_event_sync(device, s->done[i], err));
-    uploader u = { .plan = plan, .s = s, .stage = s->stage[i], .step = (d_step *)s->stage[i], .stream = stream, .err = err };
-    const fv_status status = fill_step(&u);
-    /* copies that are queued read the stage, also where a later one failed */
-    const fv_status recorded = fv__cuda_event_record(device, s->done[i], stream, err);
-    s->used[i] = recorded == FV_OK;
+    uploader u = { .plan = plan, .s = s, .stage = s->stage[i], .step = (d_step *)(void *)s->stage[i], .arrays_left = s->arrays_room, .err = err,
+                   .used = fv__round_up(s->blob.at + plan->blob->bytes, LIST_ALIGN) };
+    FV_TRY(fill_step(&u));
+    FV_TRY(fv__cuda_to_device(device, s->memory, u.stage, (size_t)u.used, stream, err));
     s->next = (i + 1) % NUM_STAGES;
-    return status != FV_OK ? status : recorded;
+    s->used[i] = true;
+    FV_TRY(fv__cuda_event_record(device, s->done[i], stream, err));
+    return s->stale ? launch_stale(plan, s, true, stream, err) : FV_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- run */
@@ -409,6 +446,7 @@ static fv_status run(fv_plan *plan, fv__run *r, fv_stream stream, fv_error *err)
     a.wide = (is_wide(&r->k, 16) && is_wide(&r->k_tail, 16) ? 1 : 0) | (is_wide(&r->v, 16) ? 2 : 0) |
              (is_wide(&r->q, 16) && is_wide(&r->q_tail, 16) ? 4 : 0) | (is_wide(&r->o, o_bytes) ? 8 : 0);
     put_run_uses(plan, r, &a);
+    if (s->stale) FV_TRY(launch_stale(plan, s, false, stream, err));
     const fv__cuda_launch launch = {
         .function = s->function, .stream = stream, .grid = { (unsigned)plan->shape.workers, 1, 1 }, .block = { (unsigned)(32 * s->config.warps), 1, 1 },
         .shared_bytes = (unsigned)s->config.shared_bytes,

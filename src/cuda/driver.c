@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver.c -- libcuda by dlopen: finding it, one device of it, and the calls that the backend makes.
  *
- *   (1) whatever a call does, it pops what it pushed and restores the capture mode that it found;
+ *   (1) whatever a call does, it pops what it pushed and restores the capture mode that it found; what is current already is not pushed by the calls
+ *       of every step;
  *   (2) no call reaches the driver from a process other than the one that opened the device;
  *   (3) no result of the driver is dropped, except by the functions that release things. [tests: a driver of our own that counts]
  */
@@ -208,12 +209,18 @@ fv_status fv__cuda_status(const fv__cuda_device *d, CUresult result, const char 
     return api_status(&d->api, result, what, d->label, err);
 }
 
+static fv_status check_process(const fv__cuda_device *d, fv_error *err)
+{
+    const pid_t now = getpid();
+    if (d->process == now) return FV_OK;
+    return fv__fail(err, FV_E_DEVICE, "device", (int64_t)now, (int64_t)d->process,
+                    "%s was opened by process %ld before this one was forked, and CUDA does not survive a fork: spawn processes, or fork before "
+                    "the first context is opened", d->label, (long)d->process);
+}
+
 fv_status fv__cuda_enter(const fv__cuda_device *d, fv_error *err)
 {
-    if (d->process != getpid())
-        return fv__fail(err, FV_E_DEVICE, "device", (int64_t)getpid(), (int64_t)d->process,
-                        "%s was opened by process %ld before this one was forked, and CUDA does not survive a fork: spawn processes, or fork before "
-                        "the first context is opened", d->label, (long)d->process);
+    FV_TRY(check_process(d, err));
     return fv__cuda_status(d, d->api.cuCtxPushCurrent(d->context), "cuCtxPushCurrent", err);
 }
 
@@ -221,6 +228,23 @@ void fv__cuda_leave(const fv__cuda_device *d)
 {
     CUcontext popped;
     d->api.cuCtxPopCurrent(&popped);
+}
+
+/* The calls of every run and update: most callers have the context current already, and asking costs less than a push and a pop. */
+static fv_status step_in(const fv__cuda_device *d, bool *pushed, fv_error *err)
+{
+    CUcontext now = NULL;
+    *pushed = false;
+    FV_TRY(check_process(d, err));
+    if (d->api.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == d->context) return FV_OK;
+    *pushed = true;
+    return fv__cuda_status(d, d->api.cuCtxPushCurrent(d->context), "cuCtxPushCurrent", err);
+}
+
+static fv_status step_out(const fv__cuda_device *d, bool pushed, CUresult result, const char *what, fv_error *err)
+{
+    if (pushed) fv__cuda_leave(d);
+    return result == CUDA_SUCCESS ? FV_OK : fv__cuda_status(d, result, what, err);
 }
 
 /* The tail of nearly every call below: leaves, then says what happened. */
@@ -291,9 +315,10 @@ fv_status fv__cuda_mapped_address(const fv__cuda_device *d, void *pinned, CUdevi
 
 fv_status fv__cuda_to_device(const fv__cuda_device *d, CUdeviceptr to, const void *from, size_t bytes, CUstream stream, fv_error *err)
 {
+    bool pushed;
     if (!bytes) return FV_OK;
-    FV_TRY(fv__cuda_enter(d, err));
-    return left(d, d->api.cuMemcpyHtoDAsync(to, from, bytes, stream), "cuMemcpyHtoDAsync", err);
+    FV_TRY(step_in(d, &pushed, err));
+    return step_out(d, pushed, d->api.cuMemcpyHtoDAsync(to, from, bytes, stream), "cuMemcpyHtoDAsync", err);
 }
 
 fv_status fv__cuda_to_host(const fv__cuda_device *d, void *to, CUdeviceptr from, size_t bytes, CUstream stream, fv_error *err)
@@ -372,8 +397,9 @@ fv_status fv__cuda_stream_capturing(const fv__cuda_device *d, CUstream stream, b
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     *capturing = false;
     if (!stream || (uintptr_t)stream == 1) return FV_OK;
-    FV_TRY(fv__cuda_enter(d, err));
-    const fv_status s = left(d, d->api.cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing", err);
+    bool pushed;
+    FV_TRY(step_in(d, &pushed, err));
+    const fv_status s = step_out(d, pushed, d->api.cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing", err);
     *capturing = status != CU_STREAM_CAPTURE_STATUS_NONE;
     return s;
 }
@@ -395,8 +421,9 @@ void fv__cuda_event_destroy(const fv__cuda_device *d, CUevent event)
 
 fv_status fv__cuda_event_record(const fv__cuda_device *d, CUevent event, CUstream stream, fv_error *err)
 {
-    FV_TRY(fv__cuda_enter(d, err));
-    return left(d, d->api.cuEventRecord(event, stream), "cuEventRecord", err);
+    bool pushed;
+    FV_TRY(step_in(d, &pushed, err));
+    return step_out(d, pushed, d->api.cuEventRecord(event, stream), "cuEventRecord", err);
 }
 
 /* Asking and waiting are forbidden on a thread while any thread captures in the global mode, unless it is relaxed. */
@@ -497,9 +524,10 @@ fv_status fv__cuda_kernel_occupancy(const fv__cuda_device *d, CUfunction functio
 
 fv_status fv__cuda_launch_kernel(const fv__cuda_device *d, const fv__cuda_launch *l, void **parameters, fv_error *err)
 {
-    CUlaunchAttribute attributes[2] = { 0 };
+    CUlaunchAttribute attributes[2];
     unsigned n = 0;
     if (!l->grid[0]) return FV_OK;
+    if (l->cluster_x || l->overlap) memset(attributes, 0, sizeof attributes);
     if (l->cluster_x) {
         attributes[n].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
         attributes[n].value.cluster.x = l->cluster_x;
@@ -515,8 +543,9 @@ fv_status fv__cuda_launch_kernel(const fv__cuda_device *d, const fv__cuda_launch
         .block_x = l->block[0], .block_y = l->block[1] ? l->block[1] : 1, .block_z = l->block[2] ? l->block[2] : 1,
         .shared_bytes = l->shared_bytes, .stream = l->stream, .attributes = attributes, .num_attributes = n,
     };
-    FV_TRY(fv__cuda_enter(d, err));
-    return left(d, d->api.cuLaunchKernelEx(&config, l->function, parameters, NULL), "cuLaunchKernelEx", err);
+    bool pushed;
+    FV_TRY(step_in(d, &pushed, err));
+    return step_out(d, pushed, d->api.cuLaunchKernelEx(&config, l->function, parameters, NULL), "cuLaunchKernelEx", err);
 }
 
 fv_status fv__cuda_tensor_map(const fv__cuda_device *d, CUtensorMap *map, int data_type, int rank, CUdeviceptr address, const uint64_t *dims,

@@ -4,7 +4,7 @@
  *   api      the driver's functions as of CUDA 12.0, found by dlopen; the handful of types that they need are declared here
  *   device   a GPU with its primary context (the one that the CUDA runtime, PyTorch and everybody else uses)
  *
- * Every fv__cuda_* call pushes the device's context, does its work and pops it: the caller's current device and context are as before, whatever
+ * Every fv__cuda_* call makes the device's context current, does its work and leaves: the caller's current device and context are as before, whatever
  * happened. Calls that allocate or load also switch the thread to the relaxed capture mode meanwhile, so that they do not break a graph that some
  * thread is capturing. A process that was forked after its parent opened the device gets a status, not a crash.
  *

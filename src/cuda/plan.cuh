@@ -24,7 +24,17 @@ typedef struct d_plan_head {
 
 typedef struct d_faults { int32_t what, request; int64_t slot, value, count; } d_faults;
 
-enum { FV_MAX_USES = 8, FV_USES_BYTES = 1024 };
+enum { FV_MAX_USES = 8 };
+
+/* Room for the argument structs of all uses. They are last in what holds them, so a kernel that knows its own (uses.cuh) takes just those: a launch
+ * copies its arguments into the driver's queue, and less is faster. */
+#if defined __CUDACC_RTC__ && defined FV_USES
+#define FV_USES_BYTES sizeof(fv_uses)
+#elif defined __CUDACC_RTC__
+#define FV_USES_BYTES 16
+#else
+#define FV_USES_BYTES 1024
+#endif
 
 /* What an update writes beside the plan: the launch's own arguments are frozen in a captured graph, these are not. 64-byte aligned. */
 typedef struct d_step {
@@ -62,5 +72,15 @@ typedef struct d_attend {
     uint32_t from_run[FV_MAX_USES];     /* bit i: parameter i of the use is in `uses` below, not in the step */
     unsigned char uses[FV_USES_BYTES] __attribute__((aligned(16)));     /* struct fv_uses as bound by this run */
 } d_attend;
+
+/* What kernels/stale.cu is launched with. */
+typedef struct d_stale {
+    const char *plan;
+    const d_step *step;
+    uint64_t *stamps;                   /* [max_requests + segments] */
+    d_faults *faults, *faults_host;
+    int64_t max_requests;
+    int32_t write, reserved;            /* write: stamp, else compare */
+} d_stale;
 
 #endif

@@ -89,6 +89,11 @@ static inline int __reduce_add_sync(unsigned, int x)
     return (int)among((uint64_t)(int64_t)x, [](const uint64_t *all) { uint64_t s = 0; for (int i = 0; i < 32; i++) s += all[i]; return s; });
 }
 
+static inline uint64_t __shfl_xor_sync(unsigned, uint64_t x, int by)
+{
+    const int from = current % 32 ^ by;
+    return among(x, [from](const uint64_t *all) { return all[from]; });
+}
 static inline float __shfl_xor_sync(unsigned, float x, int by)
 {
     const int from = current % 32 ^ by;
@@ -170,12 +175,16 @@ namespace of_merge {
 namespace of_copy {
 #include "../../src/cuda/kernels/copy_pages.cu"
 }
+namespace of_stale {
+#include "../../src/cuda/kernels/stale.cu"
+}
 
 static const struct { const char *name; void (*fn)(const void *); } kernels[] = {
     { "append", [](const void *p) { of_append::append(*(const d_append *)p); } },
     { "rope", [](const void *p) { of_rope::rope(*(const d_rope *)p); } },
     { "merge", [](const void *p) { of_merge::merge(*(const d_merge *)p); } },
     { "copy_pages", [](const void *p) { of_copy::copy_pages(*(const d_copies *)p); } },
+    { "stale", [](const void *p) { of_stale::stale(*(const d_stale *)p); } },
 };
 
 /* cuda.c calls this where it is linked in. */
