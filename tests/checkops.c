@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkops.c -- append, rope, merge and page copies on a GPU against the same calls on the CPU, whose bytes they must store.
+/* checkops.c -- append, rope, merge, page copies and the companions (foveal/ops.h) on a GPU against the same calls on the CPU, whose bytes they must
+ * store (norms, activations and merges: whose numbers they must come near).
  *
  *     checkops [--device cuda:0] [--count N] [--seed N] [--only N] [--verbose]
  *
@@ -8,6 +9,7 @@
  * and NVRTC. Last line "N passed, N failed". Exit status 77: no GPU. */
 #include "cuda/state.h"
 #include "ctx.h"
+#include "foveal/ops.h"
 #include "os.h"
 
 #include <math.h>
@@ -711,6 +713,236 @@ static void check_copies(void)
     drop_all();
 }
 
+/* ------------------------------------------------------------------------------------------------------------ companions */
+
+/* [rows, width]; hard: ties, zeros, NaN, infinities, tiny and huge values. */
+static fv_tensor new_matrix(const char *type, int64_t rows, int width, bool output, bool hard)
+{
+    const fv__dtype dtype = fv__dtype_find(type);
+    const int64_t stride = width + (chance(40) ? ONE_OF(1, 4, 8) : 0), shift = chance(20) ? 1 : 0;
+    buffer *b = make((rows * stride + shift) * bits_of(type) / 8, output);
+    for (int64_t i = 0; i < rows * stride + shift; i++) {
+        double x = 4 * real();
+        if (hard && chance(30)) x = (double)draw(4) / 16;
+        if (hard && chance(20)) x = chance(30) ? NAN : chance(30) ? INFINITY : chance(50) ? -INFINITY : ldexp(1 + real() / 2, -(int)draw(150));
+        fv__dtype_store(dtype, b->host, i, x);
+    }
+    return (fv_tensor){ .data = b->host + shift * bits_of(type) / 8, .dtype = type, .ndim = 2, .shape = { rows, width }, .stride = { stride, 1 } };
+}
+
+static fv_tensor vector(const char *type, int64_t n, bool output)
+{
+    buffer *b = make(n * 8, output);
+    for (int64_t i = 0; i < n; i++) {
+        if (!strcmp(type, "f32")) ((float *)b->host)[i] = (float)real();
+        if (!strcmp(type, "i32")) ((int32_t *)b->host)[i] = (int32_t)draw(9) - 1;
+        if (!strcmp(type, "i64")) ((int64_t *)b->host)[i] = (int64_t)draw(400) - 1;
+    }
+    return (fv_tensor){ .data = b->host, .dtype = type, .ndim = 1, .shape = { n }, .stride = { 1 } };
+}
+
+/* All outputs within so many roundings of their types; `plus` absolute. */
+static const char *all_near(const fv_tensor *const *outputs, int n, double plus)
+{
+    for (int t = 0; t < n; t++) {
+        const buffer *b = NULL;
+        for (int i = 0; i < num_buffers; i++) {
+            const CUdeviceptr first = buffers[i].device, at = (CUdeviceptr)(uintptr_t)outputs[t]->data;
+            if (at >= first && at < first + buffers[i].bytes) b = &buffers[i];
+        }
+        if (!b) return "an output is nowhere";
+        const fv__dtype type = fv__dtype_find(outputs[t]->dtype);
+        const double rel = type == FV__DTYPE_f32 ? 4e-6 : type == FV__DTYPE_f16 ? 1e-3 : 8e-3;
+        char *got = malloc(b->bytes);
+        const char *wrong = NULL;
+        MUST(fv__cuda_to_host(device, got, b->device, b->bytes, stream, ERR));
+        MUST(fv__cuda_stream_sync(device, stream, ERR));
+        for (int64_t i = 0; i < (int64_t)b->bytes * 8 / fv__dtypes[type].bits && !wrong; i++) {
+            const double x = fv__dtype_load(type, b->host, i), y = fv__dtype_load(type, got, i);
+            if (memcmp(&x, &y, sizeof x) && !(fabs(x - y) <= rel * fabs(x) + plus) && !(isnan(x) && isnan(y))) wrong = "elsewhere";
+            if (wrong && verbose) printf("    element %lld: cpu %g, gpu %g\n", (long long)i, x, y);
+        }
+        free(got);
+        if (wrong) return wrong;
+    }
+    return NULL;
+}
+
+typedef struct norm_call { fv_norm_desc d; bool centred; } norm_call;
+
+static fv_status do_norm(fv_ctx *ctx, const norm_call *c, CUstream on, fv_error *err)
+{
+    return c->centred ? fv_layernorm(ctx, &c->d, on, err) : fv_rmsnorm(ctx, &c->d, on, err);
+}
+
+static void check_norm(void)
+{
+    const int64_t rows = 1 + draw(20);
+    const int width = ONE_OF(1, 7, 64, 128, 1000, 1024, 1028, 4096, 5121);
+    const char *type = wide_types[draw(3)];
+    norm_call c = { .centred = chance(30) };
+    const bool added = !c.centred && chance(50), in_place = chance(50), heads = chance(40);
+    fv_error err = { 0 };
+    char words[120];
+    c.d = (fv_norm_desc){ .eps = 1e-6, .plus_one = chance(30) };
+    c.d.x = heads ? new_rows(type, rows, 3, width, false, false, 2) : new_matrix(type, rows, width, false, false);
+    if (in_place) buffers[num_buffers - 1].output = true;
+    c.d.y = in_place ? c.d.x : heads ? new_rows(wide_types[draw(3)], rows, 3, width, true, false, 2) : new_matrix(wide_types[draw(3)], rows, width, true, false);
+    if (added) c.d.residual = heads ? new_rows(type, rows, 3, width, false, false, 2) : new_matrix(type, rows, width, false, false);
+    if (added) buffers[num_buffers - 1].output = true;
+    c.d.weight = vector("f32", width, false);
+    if (c.centred && chance(60)) c.d.bias = vector("f32", width, false);
+    upload_all();
+    snprintf(words, sizeof words, "%s -> %s, %lld rows%s of %d%s%s%s", type, c.d.y.dtype, (long long)rows, heads ? " of 3" : "", width,
+             c.centred ? ", centred" : "", added ? ", added" : "", in_place ? ", in place" : "");
+    const char *wrong = "refused by the CPU: ";
+    if (do_norm(cpu, &c, NULL, &err) == FV_OK) {
+        fv_tensor *const list[] = { &c.d.x, &c.d.y, &c.d.residual, &c.d.weight, &c.d.bias };
+        for (int i = 0; i < FV__COUNT(list); i++) move(list[i]);
+        const fv_tensor *const outputs[] = { &c.d.y, &c.d.residual };
+        wrong = do_norm(gpu, &c, stream, &err) == FV_OK ? all_near(outputs, added ? 2 : 1, 1e-5) : "refused: ";
+    }
+    verdict("norm", wrong, words, &err);
+    drop_all();
+}
+
+static void check_act(void)
+{
+    static const char *const names[] = { "silu", "gelu", "gelu_tanh" };
+    const int64_t rows = 1 + draw(30);
+    const int width = ONE_OF(1, 5, 64, 1000, 4096, 11008);
+    const char *name = names[draw(3)], *type = wide_types[draw(3)];
+    fv_error err = { 0 };
+    char words[100];
+    fv_tensor x = new_matrix(type, rows, 2 * width, false, chance(30)), y = new_matrix(wide_types[draw(3)], rows, width, true, false);
+    upload_all();
+    snprintf(words, sizeof words, "%s, %s -> %s, %lld rows of %d", name, type, y.dtype, (long long)rows, width);
+    const char *wrong = "refused by the CPU: ";
+    if (fv_act_and_mul(cpu, name, &x, &y, NULL, &err) == FV_OK) {
+        move(&x);
+        move(&y);
+        const fv_tensor *const outputs[] = { &y };
+        wrong = fv_act_and_mul(gpu, name, &x, &y, stream, &err) == FV_OK ? all_near(outputs, 1, 3e-6) : "refused: ";
+    }
+    verdict("act", wrong, words, &err);
+    drop_all();
+}
+
+typedef struct filter_call { int what; fv_tensor x, y, array; fv_arg arg; } filter_call;
+
+static bool do_filter(fv_ctx *ctx, filter_call *c, CUstream on, fv_error *err)
+{
+    if (c->arg.tensor) c->arg.tensor = &c->array;
+    switch (c->what) {
+    case 0: return fv_softmax(ctx, &c->x, &c->arg, &c->y, on, err) == FV_OK;
+    case 1: return fv_top_k_renorm(ctx, &c->x, &c->arg, &c->y, on, err) == FV_OK;
+    case 2: return fv_top_p_renorm(ctx, &c->x, &c->arg, &c->y, on, err) == FV_OK;
+    default: return fv_top_k_mask(ctx, &c->x, &c->arg, &c->y, on, err) == FV_OK;
+    }
+}
+
+static bool call_filter(void *arg, fv_error *err) { return do_filter(gpu, arg, stream, err); }
+
+static void check_filter(void)
+{
+    static const char *const names[] = { "softmax", "top k renorm", "top p renorm", "top k mask" };
+    const int64_t rows = 1 + draw(4);
+    const int width = ONE_OF(1, 3, 100, 1024, 1025, 4100, 9000);
+    const char *type = wide_types[chance(50) ? 2 : draw(3)];
+    const bool in_place = chance(30);
+    filter_call c = { .what = (int)draw(4) };
+    fv_error err = { 0 };
+    char words[100];
+    c.x = new_matrix(type, rows, width, in_place, chance(60));
+    c.y = in_place ? c.x : new_matrix(chance(70) ? type : wide_types[draw(3)], rows, width, true, false);
+    c.array = vector(c.what % 2 ? (chance(50) ? "i32" : "i64") : "f32", rows, false);
+    c.arg = (fv_arg){ .number = c.what % 2 ? 1 + draw((uint32_t)width + 1) : (double)draw(101) / 100, .tensor = chance(50) ? &c.array : NULL };
+    upload_all();
+    snprintf(words, sizeof words, "%s %s, %lld rows of %d%s, %g%s", names[c.what], type, (long long)rows, width, in_place ? ", in place" : "",
+             c.arg.number, c.arg.tensor ? " (each)" : "");
+    const char *wrong = "refused by the CPU: ";
+    if (do_filter(cpu, &c, NULL, &err)) {
+        move(&c.x);
+        move(&c.y);
+        move(&c.array);
+        wrong = compare((call){ call_filter, &c }, true, &err);
+    }
+    verdict("filter", wrong, words, &err);
+    drop_all();
+}
+
+typedef struct sample_call { fv_sample_desc d; fv_tensor arrays[3]; } sample_call;
+
+static bool call_sample(void *arg, fv_error *err) { return fv_sample(gpu, &((sample_call *)arg)->d, stream, err) == FV_OK; }
+
+static void check_sample(void)
+{
+    static const uint32_t all[] = { 0, FV_TOP_K, FV_TOP_P, FV_MIN_P, FV_TOP_K | FV_TOP_P, FV_TOP_K | FV_TOP_P | FV_TOP_K_FIRST,
+                                    FV_TOP_K | FV_TOP_P | FV_MIN_P | FV_TOP_K_FIRST };
+    const int64_t rows = 1 + draw(4), n = chance(40) ? 1 + draw(6) : rows;
+    const int width = ONE_OF(1, 3, 100, 1024, 1025, 4100, 9000);
+    static sample_call c;
+    fv_error err = { 0 };
+    char words[100];
+    c = (sample_call){ .d = { .filters = all[draw(7)], .logits = chance(30), .seed = draw(1 << 30), .offset = (uint64_t)draw(1 << 30) << 20 } };
+    c.d.x = new_matrix(wide_types[chance(50) ? 2 : draw(3)], rows, width, false, chance(60));
+    fv_arg *const args[] = { &c.d.top_k, &c.d.top_p, &c.d.min_p };
+    for (int i = 0; i < 3; i++) {
+        c.arrays[i] = vector(i ? "f32" : "i64", n, false);
+        *args[i] = (fv_arg){ .number = i ? (double)draw(101) / 100 : 1 + draw((uint32_t)width + 1), .tensor = chance(50) ? &c.arrays[i] : NULL };
+    }
+    if (n != rows) c.d.rows = vector("i32", n, false);
+    if (chance(30)) c.d.seeds = vector("i64", chance(50) ? 1 : n, false);
+    if (chance(30)) c.d.offsets = vector("i64", chance(50) ? 1 : n, false);
+    c.d.ids = vector(chance(50) ? "i32" : "i64", n, true);
+    buffer *valid = make(n, true);
+    if (chance(50)) c.d.valid = (fv_tensor){ .data = valid->host, .dtype = "u8", .ndim = 1, .shape = { n }, .stride = { 1 } };
+    upload_all();
+    snprintf(words, sizeof words, "%lld of %lld %s rows of %d, filters %u%s", (long long)n, (long long)rows, c.d.x.dtype, width, c.d.filters,
+             c.d.logits ? ", logits" : "");
+    const char *wrong = "refused by the CPU: ";
+    if (fv_sample(cpu, &c.d, NULL, &err) == FV_OK) {
+        fv_tensor *const list[] = { &c.d.x, &c.d.rows, &c.d.seeds, &c.d.offsets, &c.d.ids, &c.d.valid, &c.arrays[0], &c.arrays[1], &c.arrays[2] };
+        for (int i = 0; i < FV__COUNT(list); i++) move(list[i]);
+        wrong = compare((call){ call_sample, &c }, true, &err);
+    }
+    verdict("sample", wrong, words, &err);
+    drop_all();
+}
+
+static bool call_verify(void *arg, fv_error *err) { return fv_verify(gpu, arg, stream, err) == FV_OK; }
+
+static void check_verify(void)
+{
+    const int64_t requests = 1 + draw(4), drafts = draw(4);
+    const int width = ONE_OF(2, 50, 1025, 5000);
+    fv_error err = { 0 };
+    char words[100];
+    fv_verify_desc d = { .seed = draw(1 << 30), .offset = draw(1 << 30) };
+    const char *type = wide_types[chance(70) ? 2 : draw(3)];
+    d.target_probs = new_rows(type, requests, (int)drafts + 1, width, false, chance(30), 1);
+    if (drafts) d.draft_probs = new_rows(type, requests, (int)drafts, width, false, chance(30), 1);
+    for (int i = 0; i < num_buffers && chance(70); i++)                 /* probabilities have no sign */
+        for (int64_t k = 0; k < (int64_t)buffers[i].bytes * 8 / bits_of(type); k++)
+            fv__dtype_store(fv__dtype_find(type), buffers[i].host, k, fabs(fv__dtype_load(fv__dtype_find(type), buffers[i].host, k)));
+    fv_tensor ids = vector("i32", requests * drafts + 1, false), out = vector("i64", requests * (drafts + 1), true);
+    for (int64_t i = 0; i < requests * drafts; i++) ((int32_t *)ids.data)[i] = (int32_t)draw((uint32_t)width + 1);
+    d.draft_ids = (fv_tensor){ .data = ids.data, .dtype = "i32", .ndim = 2, .shape = { requests, drafts }, .stride = { drafts, 1 } };
+    d.ids = (fv_tensor){ .data = out.data, .dtype = "i64", .ndim = 2, .shape = { requests, drafts + 1 }, .stride = { drafts + 1, 1 } };
+    if (chance(60)) d.num_accepted = vector("i32", requests, true);
+    if (chance(60)) d.num_emitted = vector("i64", requests, true);
+    upload_all();
+    snprintf(words, sizeof words, "%lld requests, %lld drafts, %d %s", (long long)requests, (long long)drafts, width, type);
+    const char *wrong = "refused by the CPU: ";
+    if (fv_verify(cpu, &d, NULL, &err) == FV_OK) {
+        fv_tensor *const list[] = { &d.draft_probs, &d.draft_ids, &d.target_probs, &d.ids, &d.num_accepted, &d.num_emitted };
+        for (int i = 0; i < FV__COUNT(list); i++) move(list[i]);
+        wrong = compare((call){ call_verify, &d }, true, &err);
+    }
+    verdict("verify", wrong, words, &err);
+    drop_all();
+}
+
 /* ------------------------------------------------------------------------------------------------------------------ main */
 
 int main(int argc, char **argv)
@@ -740,15 +972,21 @@ int main(int argc, char **argv)
     MUST(fv__cuda_stream_create(device, &stream, ERR));
     const fv_plan_desc limits = { .max_requests = 1 };
     MUST(fv_warm(gpu, NULL, 0, &limits, ERR));
+    MUST(fv_ops_warm(gpu, ERR));
     for (int i = only >= 0 ? only : 0; i < (only >= 0 ? only + 1 : count); i++) {
         state = seed * 1000003u + (uint64_t)i * 0x9E3779B97F4A7C15u;
         draw(2);
-        const int which = (int)draw(10);
+        const int which = (int)draw(18);
         if (verbose) printf("round %d\n", i);
         if (which < 6) check_append(i % 100 == 7);
         else if (which < 8) check_rope();
         else if (which < 9) check_merge();
-        else check_copies();
+        else if (which < 10) check_copies();
+        else if (which < 12) check_norm();
+        else if (which < 13) check_act();
+        else if (which < 15) check_filter();
+        else if (which < 17) check_sample();
+        else check_verify();
     }
     fv__cuda_stream_destroy(device, stream);
     fv_close(&cpu);

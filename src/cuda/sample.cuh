@@ -102,12 +102,9 @@ FV_DEVICE uint64_t s_weight(float x, float scale)
 
 /* ------------------------------------------------------------------------------------------------- over warp and block */
 
-FV_DEVICE uint64_t s_pair(uint32_t low, uint32_t high) { return (uint64_t)high << 32 | low; }
-
 FV_DEVICE uint64_t s_warp_sum(uint64_t x)
 {
-    for (int by = 16; by > 0; by /= 2)
-        x += s_pair(__shfl_xor_sync(D_ALL, (uint32_t)x, by), __shfl_xor_sync(D_ALL, (uint32_t)(x >> 32), by));
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(D_ALL, x, by);
     return x;
 }
 
@@ -115,15 +112,10 @@ FV_DEVICE uint64_t s_warp_sum(uint64_t x)
 FV_DEVICE uint64_t s_scan(uint64_t x, int lane)
 {
     for (int by = 1; by < 32; by *= 2) {
-        const uint64_t left = s_pair(__shfl_up_sync(D_ALL, (uint32_t)x, by), __shfl_up_sync(D_ALL, (uint32_t)(x >> 32), by));
+        const uint64_t left = __shfl_up_sync(D_ALL, x, by);
         if (lane >= by) x += left;
     }
     return x;
-}
-
-FV_DEVICE uint64_t s_from(uint64_t x, int lane)
-{
-    return s_pair(__shfl_sync(D_ALL, (uint32_t)x, lane), __shfl_sync(D_ALL, (uint32_t)(x >> 32), lane));
 }
 
 FV_DEVICE float s_least(float a, float b) { return b < a ? b : a; }
@@ -131,8 +123,8 @@ FV_DEVICE float s_most(float a, float b) { return b > a ? b : a; }
 
 FV_DEVICE void s_warp_join(s_tally &t)
 {
+    t.count = __reduce_add_sync(D_ALL, t.count);
     for (int by = 16; by > 0; by /= 2) {
-        t.count += (int)__shfl_xor_sync(D_ALL, (uint32_t)t.count, by);
         t.least = s_least(t.least, __shfl_xor_sync(D_ALL, t.least, by));
         t.below = s_most(t.below, __shfl_xor_sync(D_ALL, t.below, by));
     }
@@ -292,7 +284,7 @@ FV_DEVICE uint64_t s_draw(const d_random &random, int64_t index, uint32_t number
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
-    return s_pair(c0, c1);
+    return (uint64_t)c1 << 32 | c0;
 }
 
 /* The chunk in which the running sum exceeds r; r becomes what is left of it there. */
@@ -301,10 +293,10 @@ FV_DEVICE int s_find_chunk(int n, uint64_t &r, const s_room &room, int lane)
     const int chunks = fv_div_up(n, S_CHUNK);
     for (int first = 0; first < chunks; first += 32) {
         const uint64_t mine = first + lane < chunks ? room.part[first + lane] : 0;
-        const uint64_t up = s_scan(mine, lane), all = s_from(up, 31);
+        const uint64_t up = s_scan(mine, lane), all = __shfl_sync(D_ALL, up, 31);
         if (r < all) {
             const int at = __ffs((int)__ballot_sync(D_ALL, r < up)) - 1;
-            r -= s_from(up - mine, at);
+            r -= __shfl_sync(D_ALL, up - mine, at);
             return first + at;
         }
         r -= all;
@@ -324,7 +316,7 @@ static __device__ __noinline__ int s_find(const s_source &s, float t, uint64_t r
             uint64_t w[4], mine = 0;
             if (i < s.x.width) s_get(s, i, x);
             for (int k = 0; k < 4; k++) mine += w[k] = x[k] >= t ? s_weight(x[k], s.scale) : 0;
-            const uint64_t up = s_scan(mine, lane), all = s_from(up, 31);
+            const uint64_t up = s_scan(mine, lane), all = __shfl_sync(D_ALL, up, 31);
             if (r >= all) {
                 r -= all;
                 continue;

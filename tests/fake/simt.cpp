@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* simt.cpp -- the simple kernels (append, rope, merge, copy_pages) played on the CPU, for machines without a GPU: the same texts, compiled as C++. Linked
- * with cuda.c into a driver whose launches run them.
+/* simt.cpp -- the simple kernels (appends, copies, norms, samples and the like) played on the CPU, for machines without a GPU: the same texts, compiled as
+ * C++. Linked with cuda.c into a driver whose launches run them.
  *
  * A thread of a block is a stack of its own; it runs until it comes to a barrier. Warps wait for all of their live threads, blocks for all of theirs; a
  * barrier that some thread never comes to is found as a deadlock. Blocks run one after another, so shared memory is static. */
@@ -33,7 +33,10 @@ static inline float __uint_as_float(uint32_t u) { float x; memcpy(&x, &u, 4); re
 static inline float __int_as_float(int u) { return __uint_as_float((uint32_t)u); }
 static inline uint32_t __float_as_uint(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fdividef(float a, float b) { return a / b; }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return (uint64_t)((unsigned __int128)a * b >> 64); }
 static inline void __threadfence_system() { }
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) { const unsigned long long old = *p; *p += x; return old; }
 static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_t)p; }
@@ -41,7 +44,7 @@ static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_
 /* ------------------------------------------------------------------------------------------------------------- threads */
 
 enum wait { RUN, WARP, BLOCK, DONE };
-enum { MAX_THREADS = 256, STACK = 64 << 10 };
+enum { MAX_THREADS = 1024, STACK = 64 << 10 };
 
 struct fiber {
     jmp_buf at;
@@ -98,6 +101,17 @@ static inline float __shfl_xor_sync(unsigned, float x, int by)
 {
     const int from = current % 32 ^ by;
     return __uint_as_float((uint32_t)among(__float_as_uint(x), [from](const uint64_t *all) { return all[from]; }));
+}
+
+static inline uint64_t __shfl_sync(unsigned, uint64_t x, int from)
+{
+    return among(x, [from](const uint64_t *all) { return all[from]; });
+}
+
+static inline uint64_t __shfl_up_sync(unsigned, uint64_t x, int by)
+{
+    const int from = current % 32 < by ? current % 32 : current % 32 - by;
+    return among(x, [from](const uint64_t *all) { return all[from]; });
 }
 
 static void begin()
@@ -163,6 +177,8 @@ static void run_block()
 #include "../../src/cuda/base.cuh"
 #include "../../src/cuda/plan.cuh"
 #include "../../src/cuda/ops.cuh"
+#include "../../src/cuda/companions.cuh"
+#include "../../src/cuda/sample.cuh"
 namespace of_append {
 #include "../../src/cuda/kernels/append.cu"
 }
@@ -175,6 +191,21 @@ namespace of_merge {
 namespace of_copy {
 #include "../../src/cuda/kernels/copy_pages.cu"
 }
+namespace of_norm {
+#include "../../src/cuda/kernels/norm.cu"
+}
+namespace of_act {
+#include "../../src/cuda/kernels/act.cu"
+}
+namespace of_filter {
+#include "../../src/cuda/kernels/filter.cu"
+}
+namespace of_sample {
+#include "../../src/cuda/kernels/sample.cu"
+}
+namespace of_verify {
+#include "../../src/cuda/kernels/verify.cu"
+}
 namespace of_stale {
 #include "../../src/cuda/kernels/stale.cu"
 }
@@ -184,6 +215,11 @@ static const struct { const char *name; void (*fn)(const void *); } kernels[] = 
     { "rope", [](const void *p) { of_rope::rope(*(const d_rope *)p); } },
     { "merge", [](const void *p) { of_merge::merge(*(const d_merge *)p); } },
     { "copy_pages", [](const void *p) { of_copy::copy_pages(*(const d_copies *)p); } },
+    { "norm_rows", [](const void *p) { of_norm::norm_rows(*(const d_norm *)p); } },
+    { "act", [](const void *p) { of_act::act(*(const d_act *)p); } },
+    { "filter", [](const void *p) { of_filter::filter(*(const d_filter *)p); } },
+    { "sample", [](const void *p) { of_sample::sample(*(const d_sample *)p); } },
+    { "verify", [](const void *p) { of_verify::verify(*(const d_verify *)p); } },
     { "stale", [](const void *p) { of_stale::stale(*(const d_stale *)p); } },
 };
 
