@@ -482,8 +482,8 @@ static fv_status check_name(scanner *s, const char *name)
         return fault(s, s->line, "the parameter name '%s' is longer than %zu letters", name,
                      sizeof s->meta->params[0].name - 1);
     if (is_keyword(name) || name[0] == '_' || !strncmp(name, "FV_", 3) || !strncmp(name, "V_", 2))
-        return fault(s, s->line, "'%s' cannot name a parameter: it is a word of C, C++ or the library",
-                     name);
+        return fault(s, s->line,
+                     "'%s' cannot name a parameter: it is a word of C, C++ or the library", name);
     for (int i = 0; i < s->meta->num_params; i++) {
         const fv__param *p = &s->meta->params[i];
         snprintf(offsets, sizeof offsets, "%s_indptr", p->name);
@@ -683,6 +683,9 @@ static fv_status read_declaration(scanner *s, const char *word)
     }
     for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
         if (!strcmp(word + 3, hook_names[hook])) return read_hook(s, hook, word);
+    if (!strcmp(word, "FV_ROW_MAX"))
+        return fault(s, s->line, "FV_ROW_MAX: no kernel hands out the maximum of a row; its lse is "
+                                 "tensors.lse");
     return fault(s, s->line, "'%s' is neither a declaration nor a hook", word);
 }
 

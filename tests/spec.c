@@ -23,8 +23,8 @@ const spec_shape spec_shapes[] = {
       .keys = { 1, 33, 64, 200 }, .page = 16 },
     { .name = "decode, split", .type = "bf16", .q_heads = 8, .kv_heads = 1, .dim_qk = 128, .dim_v = 128, .num_requests = 3, .rows = { 1, 1, 1 },
       .keys = { 700, 65, 130 }, .page = 1, .splits = 4 },
-    { .name = "prefill", .type = "f32", .q_heads = 4, .kv_heads = 4, .dim_qk = 32, .dim_v = 48, .num_requests = 2, .rows = { 70, 5 }, .keys = { 130, 5 },
-      .page = 16 },
+    { .name = "prefill", .type = "f32", .q_heads = 4, .kv_heads = 4, .dim_qk = 32, .dim_v = 48, .num_requests = 2, .rows = { 70, 5 },
+      .keys = { 130, 5 }, .page = 16 },
     { .name = "prefill, f16", .type = "f16", .q_heads = 6, .kv_heads = 2, .dim_qk = 80, .dim_v = 80, .num_requests = 2, .rows = { 33, 100 },
       .keys = { 97, 100 }, .page = 64, .first_position = 1000 },
     { .name = "ragged", .type = "bf16", .q_heads = 4, .kv_heads = 2, .dim_qk = 64, .dim_v = 64, .num_requests = 3, .rows = { 3, 40, 1 },
@@ -402,8 +402,8 @@ static fv_status make_plan(subject *s)
     const fv_plan_desc limits = { .max_requests = h->num_requests, .max_rows = s->total_rows, .max_kv_tokens = fv__max64(s->total_keys, 1),
                                   .max_pages = h->page ? s->page_indptr[h->num_requests] + 1 : 0, .splits = h->splits, .invariant = h->invariant,
                                   .chunk = 64, .sharing = h->shared_pages ? FV_SHARING_FIND : FV_SHARING_OFF };
-    fv_batch batch = { .num_requests = h->num_requests, .rows = fv_i32(s->row_indptr, h->num_requests + 1), .lengths = fv_i32(s->lengths, h->num_requests),
-                       .first_positions = fv_i32(s->first_positions, h->num_requests), .args = s->lists[FV__BIND_BATCH],
+    fv_batch batch = { .num_requests = h->num_requests, .rows = fv_i32(s->row_indptr, h->num_requests + 1),
+                       .lengths = fv_i32(s->lengths, h->num_requests), .first_positions = fv_i32(s->first_positions, h->num_requests), .args = s->lists[FV__BIND_BATCH],
                        .num_args = s->counts[FV__BIND_BATCH] };
     if (h->page)
         batch.pages = (fv_pages){ .page_size = h->page, .num_pages = s->num_pages, .indptr = fv_i32(s->page_indptr, h->num_requests + 1),
@@ -633,7 +633,8 @@ static double rounding_of(fv__dtype type) { return type == FV__DTYPE_f32 ? 0x1p-
 
 static void judge(spec_result *r, const char *what, const fv__spec_at *at, double got, double want, double allowed)
 {
-    const double error = got == want ? 0 : fabs(got - want), share = error <= allowed ? error / allowed : isnan(error) ? INFINITY : fmax(error / allowed, 1.001);
+    const double error = got == want ? 0 : fabs(got - want);
+    const double share = error <= allowed ? error / allowed : isnan(error) ? INFINITY : fmax(error / allowed, 1.001);
     r->values++;
     if (share <= r->share && r->worst[0]) return;
     r->share = share;

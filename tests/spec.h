@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spec.h -- kernels against the definitions that variants' texts carry (#ifdef FV_SPEC): any variants, any CPU level or GPU, one row, key and element at a
- * time in double. Inputs, and arguments for every parameter that the texts declare, are made here.
+/* spec.h -- kernels against the definitions that variants' texts carry (#ifdef FV_SPEC): any variants, any CPU level or GPU, one row, key and element
+ * at a time in double. Inputs, and arguments for every parameter that the texts declare, are made here.
  *
  *     s = each FV_SCORE of scale * dot(each FV_QUERY of q, each FV_KEY of k_j)          visible: every FV_VISIBLE says yes
  *     o = sum exp(s_j - lse) FV_VALUE(v_j), or sum FV_WEIGHT(s_j) FV_VALUE(v_j); then each FV_OUTPUT

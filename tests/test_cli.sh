@@ -202,5 +202,26 @@ expect 0 "plan 256 decodes" bench --filter "plan 256" --seconds 0.05 --csv "$wor
 check "a CSV header and a row" test "$(wc -l <"$work/rows.csv")" -eq 2
 check "ten columns" test "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')" -eq 10
 
+# ---- variant ----
+expect 0 "--with NAMES" variant --help
+expect 2 "takes one file" variant
+expect 1 "nosuch.c" variant nosuch.c
+expect 2 'no variant "nosuch"' variant --with nosuch examples/variants/alibi.c
+printf 'FV_META("x")\nFV_SCORE { return t; }\n' >"$work/bad.c"
+printf 'FV_META("x")\n\nFV_SCOR { return s; }\n' >"$work/worse.c"
+printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s + t; }\n#else\nFV_SCORE { return s; }\n#endif\n' >"$work/spec.c"
+printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s; }\n#else\nFV_SCORE { return s * 2.0f; }\n#endif\n' >"$work/wrong.c"
+export FV_CACHE_DIR=$work/kernels
+expect 1 "$work/worse.c:3:" variant "$work/worse.c"
+if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants/alibi.c >"$work/out" 2>&1 || ! grep -q "C compiler" "$work/out"; then
+    expect 0 "8 passed, 0 failed" variant --seconds 0 --cpu scalar examples/variants/alibi.c
+    expect 0 "my_softcap: cap * tanh" variant --seconds 0.01 --cpu scalar --with none examples/variants/softcap.c
+    expect 0 "x " variant --seconds 0.01 --threads 2 --with window,sink --name streams examples/variants/streaming.c
+    expect 1 "$work/bad.c:2:" variant "$work/bad.c"
+    expect 1 "$work/spec.c:3:" variant "$work/spec.c"
+    expect 1 "definition says" variant --seconds 0 "$work/wrong.c"
+fi
+FV_CACHE_DIR=$work/none FV_CC=/nonexistent expect 1 "FV_CC=/nonexistent is no program" variant examples/variants/alibi.c
+
 echo "$passed passed, $failed failed"
 exit $((failed > 0))

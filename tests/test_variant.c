@@ -165,6 +165,7 @@ static const struct { int line; const char *text, *word;
     { 2, META "#include <math.h>\n" HOOK, "stands alone" },
     { 2, META "# /**/ include \"x\"\n" HOOK, "no directive" },
     { 2, META "#line 7\n" HOOK, "no directive" },
+    { 3, META HOOK "FV_ROW_MAX { return s; }\n", "no kernel hands out" },
     { 2, META "%:include <math.h>\n" HOOK, "begin with #" },
     { 1, "FV_META(x)\n" HOOK, "string" },
     { 1, "FV_META()\n" HOOK, "string" },

@@ -211,13 +211,14 @@ static const struct {
     { 5, META "FV_PARAMS(\n    FV_NUMBER(gain, run, 1, 1)\n)\nFV_VISIBLE { return v_below(at.k_pos, at.q_pos); }\n", "v_below" },
     { 5, META "#ifdef FV_SPEC\nFV_SINK { return 1; }\n#else\nFV_SINK { return at.nothing; }\n#endif\n", "nothing" },
     { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_QUERY { return x.lo; }\nFV_PAIRS(d, i)\n", "" },
-    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n", "argument" },
+    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n",
+      "argument" },
     { 2, META "FV_VALUE { return v +; }\n", "" },
     { 2, META "FV_OUTPUT { return o * denominator; }\n", "denominator" },
     { 4, META "\nFV_WEIGHT {\n    retrun s;\n}\n", "retrun" },
     { 3, META "FV_PARAMS(FV_SUMS(sums, run))\nFV_KEY_SUM { return p * b; }\n", "b" },
     { 2, META "FV_SCORE { s = s + 1.0f; }\n", "return" },
-    { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" },      /* or where it is used */
+    { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" }, /* or where it is used */
     { 2, META "#error this text is old\nFV_SCORE { return s; }\n", "old" },
     { 2, META "FV_SCORE { return \"s\"; }\n", "" },
     { 4, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1)\n\nFV_NUMBR(b, run, 1, 1))\nFV_SCORE { return s; }\n", "FV_NUMBR" },
@@ -246,7 +247,8 @@ static void every_fault_has_its_line(void **state)
     for (int i = 0; i < FV__COUNT(faults); i++) {
         fv_variant *v = NULL;
         memset(&err, 0, sizeof err);
-        said(fv_variant_create(ctx, "mine", faults[i].text, &v, &err), i, faults[i].line, faults[i].line + (strstr(faults[i].text, "TWICE") != NULL), faults[i].word);
+        said(fv_variant_create(ctx, "mine", faults[i].text, &v, &err), i, faults[i].line, faults[i].line + (strstr(faults[i].text, "TWICE") != NULL),
+             faults[i].word);
         assert_null(v);
     }
     for (int i = 0; i < FV__COUNT(spec_faults); i++) {
@@ -420,7 +422,8 @@ static void hostile_folders(void **state)
         OK(fv_open(&(fv_open_desc){ .num_threads = 1, .cache_dir = folders[i], .log = keep_line }, &ctx, &err));
         OK(fv_variant_create(ctx, "gain", gain, &v, &err));
         OK(fv_variant_create(ctx, "twice", gain, &w, &err));
-        if (num_lines != 1 || !strstr(last_line, "compiled in memory")) fail_msg("%s: %d lines, the last is \"%s\"", folders[i], num_lines, last_line);
+        if (num_lines != 1 || !strstr(last_line, "compiled in memory"))
+            fail_msg("%s: %d lines, the last is \"%s\"", folders[i], num_lines, last_line);
         OK(fv_variant_destroy(&v));
         OK(fv_variant_destroy(&w));
         OK(fv_close(&ctx));
@@ -511,9 +514,19 @@ static void many_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(built_ins),        cmocka_unit_test(examples),         cmocka_unit_test(hooks), cmocka_unit_test(levels_not_here), cmocka_unit_test(wrong_bounds_are_noticed),
-        cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(lines_of_clang), cmocka_unit_test(found_again), cmocka_unit_test(other_levels),
-        cmocka_unit_test(without_compiler), cmocka_unit_test(hostile_folders),  cmocka_unit_test(leaves_nothing), cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(built_ins),
+        cmocka_unit_test(examples),
+        cmocka_unit_test(hooks),
+        cmocka_unit_test(levels_not_here),
+        cmocka_unit_test(wrong_bounds_are_noticed),
+        cmocka_unit_test(every_fault_has_its_line),
+        cmocka_unit_test(lines_of_clang),
+        cmocka_unit_test(found_again),
+        cmocka_unit_test(other_levels),
+        cmocka_unit_test(without_compiler),
+        cmocka_unit_test(hostile_folders),
+        cmocka_unit_test(leaves_nothing),
+        cmocka_unit_test(out_of_memory),
         cmocka_unit_test(many_threads),
     };
     if (!mkdtemp(cache_dir)) return 1;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_variant_cuda.c -- users' variants in CUDA kernels, without a GPU: every text under examples/variants compiles for three generations, alone and beside
- * others with the same names in them, and a fault stands on the user's line. */
+/* test_variant_cuda.c -- users' variants in CUDA kernels, without a GPU: every text under examples/variants compiles for three generations, alone and
+ * beside others with the same names in them, and a fault stands on the user's line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,8 +83,9 @@ static fv_status compile(const fv_variant *const *variants, int n, const char *a
         }
         uses[u] = (fv_variant_use){ .variant = variants[u], .args = args[u], .num_args = count };
     }
-    const fv_problem given = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = 8, .num_kv_heads = 2, .dim_qk = 64, .variants = uses,
-                               .num_variants = n };
+    const fv_problem given = {
+        .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = 8, .num_kv_heads = 2, .dim_qk = 64, .variants = uses, .num_variants = n
+    };
     const fv_plan_desc limits = { .max_requests = 4, .max_rows = 4, .max_kv_tokens = 1024, .max_pages = 64, .chunk = 1024 };
     fv__problem problem;
     fv__attend_config config;
@@ -177,7 +178,8 @@ static const struct {
     { 5, META "FV_PARAMS(\n    FV_NUMBER(gain, run, 1, 1)\n)\nFV_VISIBLE { return v_below(at.k_pos, at.q_pos); }\n", "v_below" },
     { 5, META "#ifdef FV_SPEC\nFV_SINK { return 1; }\n#else\nFV_SINK { return at.nothing; }\n#endif\n", "nothing" },
     { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_QUERY { return x.lo; }\nFV_PAIRS(d, i)\n", "" },
-    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n", "argument" },
+    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n",
+      "argument" },
     { 2, META "FV_VALUE { return v +; }\n", "" },
     { 2, META "FV_OUTPUT { return o * denominator; }\n", "denominator" },
     { 4, META "\nFV_WEIGHT {\n    retrun s;\n}\n", "retrun" },
@@ -194,7 +196,8 @@ static void every_fault_has_its_line(void **state)
         memset(&err, 0, sizeof err);
         const fv_status s = probe(&v, "sm_90a", &err);
         if (s != FV_E_COMPILE || err.value != faults[i].line || strcmp(err.field, "mine") || !strstr(err.text, faults[i].word))
-            fail_msg("fault %d: %s, field %s, line %lld (expected %d): %s", i, fv_status_name(s), err.field, (long long)err.value, faults[i].line, err.text);
+            fail_msg("fault %d: %s, field %s, line %lld (expected %d): %s", i, fv_status_name(s), err.field, (long long)err.value, faults[i].line,
+                     err.text);
     }
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* compile.h -- a user's variant for one CPU level: its text among the texts that built-in variants are compiled with, given to the system's C compiler
- * (jit/jit_cc.h), kept in the cache of compiled kernels, loaded from memory.
+/* compile.h -- a user's variant for one CPU level: its text among the texts that built-in variants are compiled with, given to the system's C
+ * compiler (jit/jit_cc.h), kept in the cache of compiled kernels, loaded from memory.
  *
- * A variant is compiled when it is created, for the level of its context, so that every fault of the text is told there and nothing is compiled later.
- * The object code depends on the text, the level and the compiler alone: the same text again is found in the cache, and arguments never compile. */
+ * A variant is compiled when it is created, for the level of its context, so that every fault of the text is told there and nothing is compiled
+ * later. The object code depends on the text, the level and the compiler alone: the same text again is found in the cache, and arguments never
+ * compile. */
 #ifndef FV__CPU_COMPILE_H
 #define FV__CPU_COMPILE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spec_open.h -- goes before a variant's text with FV_SPEC defined: the declarations as in hooks_open.h, every v_* word in double, and <math.h>'s names.
- * spec_close.h goes behind. The meaning of the words stands in vocabulary.h; here they are as plain as can be, for this is what kernels are
+/* spec_open.h -- goes before a variant's text with FV_SPEC defined: the declarations as in hooks_open.h, every v_* word in double, and <math.h>'s
+ * names. spec_close.h goes behind. The meaning of the words stands in vocabulary.h; here they are as plain as can be, for this is what kernels are
  * compared with. */
 #ifndef FV__SPEC_OPEN_H
 #define FV__SPEC_OPEN_H

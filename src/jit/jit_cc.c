@@ -105,9 +105,12 @@ fv_status fv__cc_find(fv__cc *cc, fv_error *err)
     }
     cc->path[0] = 0;
     if (named)
-        return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, 0, "a variant's text needs a C compiler, and FV_CC=%.200s is no program; name gcc or clang, with "
-                        "flags behind blanks. Built-in variants need none", named);
-    return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, 0, "a variant's text needs a C compiler, and PATH has no cc, gcc or clang: install one (Debian, Ubuntu: "
+        return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, 0,
+                        "a variant's text needs a C compiler, and FV_CC=%.200s is no program; name gcc or clang, with "
+                        "flags behind blanks. Built-in variants need none",
+                        named);
+    return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, 0,
+                    "a variant's text needs a C compiler, and PATH has no cc, gcc or clang: install one (Debian, Ubuntu: "
                     "gcc; Fedora: gcc; Alpine: gcc binutils) or name one in FV_CC. Built-in variants need none");
 }
 
@@ -116,7 +119,9 @@ fv_status fv__cc_find(fv__cc *cc, fv_error *err)
 /* Variables that make compilers write files, look for headers elsewhere, or speak another language. */
 static bool is_passed(const char *variable)
 {
-    static const char *const dropped[] = { "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CPATH", "C_INCLUDE_PATH", "LANG", "LANGUAGE", "LD_PRELOAD" };
+    static const char *const dropped[] = {
+        "DEPENDENCIES_OUTPUT", "SUNPRO_DEPENDENCIES", "CPATH", "C_INCLUDE_PATH", "LANG", "LANGUAGE", "LD_PRELOAD"
+    };
     const size_t n = strcspn(variable, "=");
     if (!strncmp(variable, "LC_", 3)) return false;
     for (int i = 0; i < FV__COUNT(dropped); i++)
@@ -253,8 +258,9 @@ static fv_status complain(const fv__jit_request *r, const char *program, int sta
 static bool is_elf(int fd, int type)
 {
     Elf64_Ehdr head;
-    return pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG) && head.e_ident[EI_CLASS] == ELFCLASS64 &&
-           head.e_type == type && (MACHINE == EM_NONE || head.e_machine == MACHINE) && (type == ET_REL || head.e_phnum > 0);
+    return pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && !memcmp(head.e_ident, ELFMAG, SELFMAG) &&
+           head.e_ident[EI_CLASS] == ELFCLASS64 && head.e_type == type && (MACHINE == EM_NONE || head.e_machine == MACHINE) &&
+           (type == ET_REL || head.e_phnum > 0);
 }
 
 static fv_status not_made(const fv__cc *cc, const char *what, fv_error *err)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_variant.c -- any bytes as a variant's text: nothing but a status comes back, with a line of the text where it is a fault of the text. What parses
- * is compiled too, both halves, and loaded, but no hook is called: a text that compiles may do what it likes. */
+/* fuzz_variant.c -- any bytes as a variant's text: nothing but a status comes back, with a line of the text where it is a fault of the text. What
+ * parses is compiled too, both halves, and loaded, but no hook is called: a text that compiles may do what it likes. */
 #include "cpu/compile.h"
 #include "os.h"
 #include "variant.h"
@@ -27,7 +27,8 @@ static fv_ctx *open_context(void)
 {
     fv_ctx *ctx = NULL;
     fv_error err;
-    require(fv_open(&(fv_open_desc){ .device = "cpu", .num_threads = 1, .cache_dir = "/dev/null/none", .log = silent }, &ctx, &err) == FV_OK, err.text);
+    const fv_open_desc desc = { .device = "cpu", .num_threads = 1, .cache_dir = "/dev/null/none", .log = silent };
+    require(fv_open(&desc, &ctx, &err) == FV_OK, err.text);
     return ctx;
 }
 
