@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* info.c -- fv_info: the library says what it is. One walk over the registries fills a writer; three writers know text, markdown and JSON.
- * The docs hold the markdown form and a test compares them, so nothing here may depend on the machine but the section "machine". */
+ * docs/info.md holds the markdown form and a test compares them, so nothing here may depend on the machine but the sections "machine" and "cpu
+ * levels", which it leaves out. */
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "engine.h"
@@ -110,7 +111,7 @@ static void put_library(writer *w)
 
 static void put_machine(writer *w, const fv_ctx *ctx)
 {
-    char lines[16][160], why[160] = "", text[64];
+    char lines[16][160], why[160] = "", text[64], compiler[400], folder[600];
     SECTION(w, "machine", "what", "value");
     snprintf(text, sizeof text, "%d", fv__os_num_cpus());
     ROW(w, "cpus", text);
@@ -119,6 +120,9 @@ static void put_machine(writer *w, const fv_ctx *ctx)
     const int n = fv__cuda_list(lines, FV__COUNT(lines), why, sizeof why);
     for (int i = 0; i < n; i++) ROW(w, "cuda", lines[i]);
     if (n == 0) ROW(w, "cuda", why);
+    fv__cuda_tools(ctx, compiler, sizeof compiler, folder, sizeof folder);
+    ROW(w, "nvrtc", compiler);
+    ROW(w, "kernel cache", folder);
     if (ctx) {
         ROW(w, "context", ctx->device);
         snprintf(text, sizeof text, "%d", ctx->num_threads);
@@ -191,6 +195,7 @@ static void put_environment(writer *w)
     ROW(w, "FV_KERNEL_PATH", "read-only bundles or folders of compiled kernels, separated by colons");
     ROW(w, "FV_DISABLE_JIT", "1: never compile, only load");
     ROW(w, "FV_NVRTC_PATH", "the NVRTC library to load");
+    ROW(w, "FV_NVRTC_FLAGS", "more options for NVRTC, with blanks between; part of what the cache knows kernels by");
     ROW(w, "FV_CUDA_DRIVER_PATH", "the CUDA driver library to load");
     ROW(w, "FV_CC", "compiler for variants on the CPU");
     end_section(w);

@@ -98,9 +98,30 @@ int fv__cuda_list(char (*lines)[160], int max_lines, char *why, size_t why_size)
             continue;
         }
         const fv__cuda_facts *f = &device->facts;
-        snprintf(lines[n++], sizeof *lines, "cuda:%d %.64s, compute capability %d.%d, %d SMs, %.1f GiB", i, f->name, f->cc_major, f->cc_minor, f->num_sms,
-                 (double)f->memory_bytes / (1 << 30));
+        snprintf(lines[n++], sizeof *lines, "cuda:%d %.64s, compute capability %d.%d, %d SMs, %.1f GiB, driver for CUDA %d.%d", i, f->name, f->cc_major,
+                 f->cc_minor, f->num_sms, (double)f->memory_bytes / (1 << 30), device->api.version / 1000, device->api.version % 1000 / 10);
         fv__cuda_device_close(&device);
     }
     return n;
+}
+
+void fv__cuda_tools(const fv_ctx *ctx, char *compiler, size_t compiler_size, char *folder, size_t folder_size)
+{
+    const struct fv__cuda *c = ctx ? ctx->cuda : NULL;
+    const fv__jit_cache_desc desc = { .dir = ctx && ctx->cache_dir[0] ? ctx->cache_dir : NULL, .disable_jit = -1 };
+    fv__jit_cache *own = NULL;
+    fv__nvrtc *found = NULL;
+    fv_error err = { 0 };
+    if (c && fv__cuda_jit_compiler(c->jit)[0]) {
+        snprintf(compiler, compiler_size, "%s, %s", fv__cuda_jit_compiler(c->jit), fv__cuda_jit_compiler_path(c->jit));
+    } else if (fv__nvrtc_open(c ? c->device->api.version / 1000 : 0, NULL, &found, &err) == FV_OK) {
+        snprintf(compiler, compiler_size, "%s, %s", fv__nvrtc_name(found), fv__nvrtc_path(found));
+    } else {
+        snprintf(compiler, compiler_size, "%s", err.text);
+    }
+    fv__nvrtc_close(&found);
+    const bool known = c || fv__jit_cache_open(&desc, &own, &err) == FV_OK;
+    const char *path = known ? fv__jit_cache_folder(c ? c->cache : own) : "";
+    snprintf(folder, folder_size, "%s", *path ? path : "none: compiled kernels stay in memory");
+    fv__jit_cache_close(&own);
 }
