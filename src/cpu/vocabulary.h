@@ -414,23 +414,23 @@ typedef struct fv_sums { float *data; int64_t stride; } fv_sums;
 
 VFN int64_t v_clamp_index(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }
 
-/* A loop over lanes in memory: lanes of one value are one load to the compiler. */
+/* A list of lanes, not a loop through memory: lanes of one value, which is what most are, become one load. */
+#if V_LANES == 1
+#define V_READ(type) x.data[v_clamp_index(index, x.count)]
+#else
+#define V_READ_LANE(i) x.data[v_clamp_index(index[i], x.count)]
+#define V_READ(type) (type)V_LIST(V_READ_LANE)
+#endif
 VFN v_f32 v_read(fv_floats x, v_i32 index)
 {
-    float out[V_LANES];
     if (!x.data || x.count <= 0) return v_set(0.0f);
-    V_UNROLL
-    for (int i = 0; i < V_LANES; i++) out[i] = x.data[v_clamp_index(v_lanei(index, i), x.count)];
-    return v_load(out);
+    return V_READ(v_f32);
 }
 
 VFN v_i32 v_readi(fv_ints x, v_i32 index)
 {
-    int32_t out[V_LANES];
     if (!x.data || x.count <= 0) return v_seti(0);
-    V_UNROLL
-    for (int i = 0; i < V_LANES; i++) out[i] = x.data[v_clamp_index(v_lanei(index, i), x.count)];
-    return v_loadi(out);
+    return V_READ(v_i32);
 }
 
 VFN uint32_t v_bit_at(fv_bits m, int64_t bit) { return (uint32_t)m.bits[bit >> 3] >> (bit & 7) & 1; }
