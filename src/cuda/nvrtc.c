@@ -218,12 +218,69 @@ static bool take_by_loader(fv__nvrtc *n, int mode)
     return take_library(n, "libnvrtc.so", mode);
 }
 
+/* ---- where the system's loader looks, without loading: opening a libnvrtc takes 10 to 30 ms, and a process that finds all its kernels in the cache
+ * only needs its version, which stands in the name of the file beside it */
+
+typedef struct folder_list {
+    char *paths[64];
+    int count;
+} folder_list;
+
+static void add_folder(folder_list *list, const char *path, size_t length)
+{
+    if (!length || *path != '/' || list->count == FV__COUNT(list->paths)) return;
+    char *copy = strndup(path, length);
+    if (copy) list->paths[list->count++] = copy;
+}
+
+/* One path a line; comments, includes and hardware lines do not begin with a slash. */
+static void add_config(folder_list *list, const char *file)
+{
+    char line[PATH_MAX];
+    FILE *f = fopen(file, "re");
+    while (f && fgets(line, sizeof line, f)) add_folder(list, line, strcspn(line, " \t\r\n"));
+    if (f) fclose(f);
+}
+
+static void loader_folders(folder_list *list)
+{
+    static const char configs[] = "/etc/ld.so.conf.d";
+    char file[PATH_MAX];
+    for (const char *at = fv__os_env("LD_LIBRARY_PATH"); at && *at; at += strspn(at, ":;")) {
+        const size_t length = strcspn(at, ":;");
+        add_folder(list, at, length);
+        at += length;
+    }
+    add_config(list, "/etc/ld.so.conf");
+    DIR *d = opendir(configs);
+    for (struct dirent *e; d && (e = readdir(d)); )
+        if (strstr(e->d_name, ".conf") && snprintf(file, sizeof file, "%s/%s", configs, e->d_name) < (int)sizeof file) add_config(list, file);
+    if (d) closedir(d);
+}
+
+/* The newest that the driver can do with, as take_by_loader would find it; only files whose version their neighbours tell. */
+static bool take_unloaded(fv__nvrtc *n)
+{
+    folder_list list = { .count = 0 };
+    char file[32];
+    int minor;
+    bool found = false;
+    loader_folders(&list);
+    for (int major = NEWEST_MAJOR; major >= OLDEST_MAJOR && !found; major--) {
+        snprintf(file, sizeof file, "libnvrtc.so.%d", major);
+        for (int i = 0; i < list.count && !found; i++)
+            found = version_beside(list.paths[i], major, &minor) && take_file(n, list.paths[i], file, major);
+    }
+    for (int i = 0; i < list.count; i++) free(list.paths[i]);
+    return found;
+}
+
 static bool search(fv__nvrtc *n)
 {
     static const char *const toolkit[] = { "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib" };
     const char *environment = fv__os_env("VIRTUAL_ENV");
     return take_by_loader(n, RTLD_NOLOAD) || take_neighbours(n) || (environment && take_python(n, environment)) || take_path(n)
-        || take_variable(n, "CONDA_PREFIX") || take_by_loader(n, 0) || take_variable(n, "CUDA_HOME") || take_variable(n, "CUDA_PATH")
+        || take_variable(n, "CONDA_PREFIX") || take_unloaded(n) || take_by_loader(n, 0) || take_variable(n, "CUDA_HOME") || take_variable(n, "CUDA_PATH")
         || take_below(n, "/usr/local/cuda", toolkit, FV__COUNT(toolkit));
 }
 
