@@ -262,14 +262,15 @@ static void loader_folders(folder_list *list)
 static bool take_unloaded(fv__nvrtc *n)
 {
     folder_list list = { .count = 0 };
-    char file[32];
+    char file[32], path[PATH_MAX];
     int minor;
     bool found = false;
     loader_folders(&list);
     for (int major = NEWEST_MAJOR; major >= OLDEST_MAJOR && !found; major--) {
         snprintf(file, sizeof file, "libnvrtc.so.%d", major);
         for (int i = 0; i < list.count && !found; i++)
-            found = version_beside(list.paths[i], major, &minor) && take_file(n, list.paths[i], file, major);
+            found = snprintf(path, sizeof path, "%s/%s", list.paths[i], file) < (int)sizeof path && !access(path, R_OK)
+                 && version_beside(list.paths[i], major, &minor) && take_file(n, list.paths[i], file, major);
     }
     for (int i = 0; i < list.count; i++) free(list.paths[i]);
     return found;
