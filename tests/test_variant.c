@@ -918,6 +918,11 @@ static void frequencies(void **state)
 
 /* ------------------------------------------------------------------------------- users' variants */
 
+static void silent(void *user, fv_log_level level, const char *line)
+{
+    (void)user, (void)level, (void)line;
+}
+
 static void users_variants(void **state)
 {
     (void)state;
@@ -926,7 +931,11 @@ static void users_variants(void **state)
                                     "#else\nFV_SCORE { return s * a->gain; }\n#endif\n";
     fv_ctx *ctx = NULL;
     fv_variant *v = NULL;
-    OK(fv_open(&(fv_open_desc){ .device = "cpu", .num_threads = 1 }, &ctx, &err));
+    OK(fv_open(&(fv_open_desc){ .device = "cpu",
+                                .num_threads = 1,
+                                .cache_dir = "/dev/null/none",
+                                .log = silent },
+               &ctx, &err));
     REFUSED(fv_variant_create(NULL, "a", text, &v, &err), FV_E_INVALID, "ctx", "NULL");
     REFUSED(fv_variant_create(ctx, "a", text, NULL, &err), FV_E_INVALID, "variant", "NULL");
     REFUSED(fv_variant_create(ctx, "a", META, &v, &err), FV_E_COMPILE, "a", "line 2");

@@ -105,6 +105,33 @@ def test_variants(context, rng, variants, options):
     close(lse, wanted[1] * LN2)
 
 
+def test_variant_text(tmp_path, numpy_lib, rng):
+    context = foveal.Context("cpu", cache_dir=str(tmp_path))
+    text = """FV_META("a softer softmax")
+FV_PARAMS(
+    FV_NUMBER(heat, run, 1, 2)
+)
+FV_SCORE { return s * (1.0f / a->heat); }
+"""
+    try:
+        soft = foveal.Variant(context, "soft", text)
+    except foveal.CompileError as e:
+        if e.field == "FV_CC":
+            pytest.skip(str(e))
+        raise
+    lengths = [5, 40]
+    pages = Pages(rng, lengths, KV_HEADS, DIM, 16, lib=numpy_lib)
+    q = rng.standard_normal((2, HEADS, DIM)).astype("f4")
+    o, lse = np.empty((2, HEADS, DIM), "f4"), np.empty((2, HEADS), "f4")
+    decode_plan(context, problem(variants=["causal", soft]), lengths, pages).run(q, pages.cache[:, 0], pages.cache[:, 1], o, lse, args={"heat": 4.0})
+    wanted = decode_reference(q / 4, pages)
+    close(o, wanted[0], "float32")
+    close(lse, wanted[1], "float32")
+    with pytest.raises(foveal.CompileError) as e:
+        foveal.Variant(context, "bad", text.replace("a->heat", "a->cold"))
+    assert (e.value.field, e.value.value) == ("bad", 5) and "cold" in str(e.value)
+
+
 def test_run_arguments(context, rng):
     """Parameters bound per run: numbers, 0-d arrays and vectors; and what is refused by name."""
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((4, HEADS, DIM), (20, KV_HEADS, DIM), (20, KV_HEADS, DIM)))
