@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkstream.c -- graphs, streams, devices and the compiler's cache on a real GPU: the scenarios about them (tests/cases/scenarios.md), each a function
+/* checkstream.c -- graphs, streams, devices, bad data and the compiler's cache on a real GPU: the scenarios (tests/cases/scenarios.md), each a function
  * here of the same number.
  *
  *     checkstream [--device cuda:0] [--match S0] [--kills N]
@@ -599,6 +599,216 @@ static void s112(machine *old)
     close_machine(&m);
 }
 
+/* ------------------------------------------------------------------------------------------- bad data and odd descriptors */
+
+/* 33 keys in pages [1, 2, num_pages], on the device already; healthy requests beside it. */
+static void s013(machine *m)
+{
+    batch b;
+    if (!CHECK(make_batch(&b, m, 4, 8, 2, 16, 400))) return;
+    const int32_t lengths[4] = { 33, 30, 400, 64 };
+    live l = make_live(&b, lengths);
+    output o = make_output(&b), want = make_output(&b);
+    fv_plan *plan = plan_live(&b, &l, lengths, false);
+    const int entries = b.n * b.pages, good = b.ids[2];
+    if (direct(&b, 4, lengths, &want)) {
+        fv_errors e = { 0 };
+        poke(&b, l.ids, 2, entries);
+        e = after_launch(plan, &b, &o, NULL);
+        if (!CHECK(e.what == FV_FAULT_PAGE_ID && e.request == 0 && e.slot == 2 && e.value == entries && e.count > 0))
+            printf("    fault %d, request %d, slot %lld, value %lld\n", (int)e.what, e.request, (long long)e.slot, (long long)e.value);
+        CHECK(fetch(&b, &o));
+        const size_t row = (size_t)(b.hq * DIM) * 2;
+        CHECK(!memcmp(o.host + row, want.host + row, 3 * row));
+        poke(&b, l.ids, 2, good);
+        CHECK(after_launch(plan, &b, &o, NULL).count == 0);
+        CHECK(fetch(&b, &o) && same_rows(&b, &o, &want, 4));
+    }
+    fv_plan_destroy(&plan);
+    fv__cuda_free(m->device, l.lengths);
+    fv__cuda_free(m->device, l.ids);
+    free_output(&b, &o);
+    free_output(&b, &want);
+    free_batch(&b);
+}
+
+/* Room for 64 tokens, 64 in use, a guard behind it: one more is refused, or told by the error word where only the device knows the length. */
+static void s015(machine *m)
+{
+    enum { PAGE = 16, PAGES = 4, HEADS = 2 };
+    const size_t token = HEADS * DIM * 2, pool = PAGES * PAGE * token, guard = PAGE * token;
+    CUdeviceptr k = 0, rows = random_rows(m, token), length = 0, ids = 0;
+    const int32_t page_ids[PAGES] = { 0, 1, 2, 3 }, row_offsets[2] = { 0, 1 }, indptr[2] = { 0, PAGES };
+    const int32_t full = 65;
+    char *before = malloc(pool + guard), *after = malloc(pool + guard);
+    CALL(fv__cuda_alloc(m->device, 2 * (pool + guard), &k, &err));
+    CALL(fv__cuda_fill_bytes(m->device, k, 0x5a, 2 * (pool + guard), m->stream[0], &err));
+    CALL(fv__cuda_alloc(m->device, 4, &length, &err));
+    CALL(fv__cuda_alloc(m->device, sizeof page_ids, &ids, &err));
+    CALL(fv__cuda_to_device(m->device, length, &full, 4, m->stream[0], &err));
+    CALL(fv__cuda_to_device(m->device, ids, page_ids, sizeof page_ids, m->stream[0], &err));
+    CALL(fv__cuda_to_host(m->device, before, k, pool + guard, m->stream[0], &err));
+    CALL(fv__cuda_stream_sync(m->device, m->stream[0], &err));
+    const fv_tensor fresh = { .data = (void *)(uintptr_t)rows, .dtype = "bf16", .ndim = 3, .shape = { 1, HEADS, DIM }, .stride = { HEADS * DIM, DIM, 1 } };
+    fv_append_desc d = { .new_k = fresh, .new_v = fresh, .num_requests = 1, .rows = fv_i32(row_offsets, 2), .lengths = fv_i32(&full, 1),
+                         .pages = { .page_size = PAGE, .num_pages = PAGES, .indptr = fv_i32(indptr, 2), .ids = fv_i32(page_ids, PAGES) } };
+    d.k = (fv_tensor){ .data = (void *)(uintptr_t)k, .dtype = "bf16", .ndim = 4, .shape = { PAGES, PAGE, HEADS, DIM },
+                       .stride = { PAGE * HEADS * DIM, HEADS * DIM, DIM, 1 } };
+    d.v = d.k;
+    d.v.data = (void *)(uintptr_t)(k + pool + guard);
+    CHECK(fv_append(m->ctx, &d, m->stream[0], &err) != FV_OK);
+    d.lengths = (fv_index){ .device = (const void *)(uintptr_t)length, .count = 1, .stride = 1, .type = FV_INDEX_I32 };
+    d.pages.ids.device = (const void *)(uintptr_t)ids;
+    fv_errors e = { 0 };
+    const fv_status status = fv_append(m->ctx, &d, m->stream[0], &err);
+    CALL(fv__cuda_stream_sync(m->device, m->stream[0], &err));
+    CALL(fv_ctx_errors(m->ctx, &e, 1));
+    CALL(fv__cuda_stream_sync(m->device, m->ctx->cuda->stream, &err));
+    check(status != FV_OK || e.count > 0, "refused, or in the error word");
+    CALL(fv__cuda_to_host(m->device, after, k, pool + guard, m->stream[0], &err));
+    CALL(fv__cuda_stream_sync(m->device, m->stream[0], &err));
+    check(!memcmp(before, after, pool + guard), "cache and guard page are unchanged");
+    fv__cuda_free(m->device, k);
+    fv__cuda_free(m->device, rows);
+    fv__cuda_free(m->device, length);
+    fv__cuda_free(m->device, ids);
+    free(before);
+    free(after);
+}
+
+/* No requests; requests without rows; requests without keys and pages. */
+static void s026(machine *m)
+{
+    batch b;
+    if (!CHECK(make_batch(&b, m, 4, 8, 2, 16, 400))) return;
+    const int32_t none[4] = { 0, 0, 0, 0 }, some[4] = { 100, 0, 7, 0 }, no_rows[4] = { 0, 0, 0, 0 };
+    output o = make_output(&b), poison = make_output(&b);
+    fv_plan *plan = make_plan(&b);
+    CHECK(fetch(&b, &poison));
+    CALL(update(plan, &b, 0, none, m->stream[0]));
+    CALL(run(plan, &b, o.device, m->stream[0]));
+    CHECK(fetch(&b, &o) && !memcmp(o.host, poison.host, o.bytes));
+    fv_batch x = { .num_requests = 3, .rows = fv_i32(no_rows, 4), .lengths = fv_i32(some, 3),
+                   .pages = { .page_size = b.page, .num_pages = 4 * b.pages, .ids = fv_i32(b.ids, 4 * b.pages), .table_width = b.pages,
+                              .table_stride = b.pages } };
+    CALL(fv_plan_update(plan, NULL, &x, m->stream[0], &err));
+    CALL(run(plan, &b, o.device, m->stream[0]));
+    CHECK(fetch(&b, &o) && !memcmp(o.host, poison.host, o.bytes));
+    CALL(update(plan, &b, 4, none, m->stream[0]));
+    CALL(run(plan, &b, o.device, m->stream[0]));
+    CHECK(fetch(&b, &o));
+    bool empty = true;
+    for (int i = 0; i < 4 * b.hq * DIM; i++) empty = empty && (((uint16_t *)o.host)[i] & 0x7fff) == 0;
+    for (int i = 0; i < 4 * b.hq; i++) empty = empty && ((float *)(o.host + 4 * b.hq * DIM * 2))[i] == -INFINITY;
+    check(empty, "rows without keys: o = 0, lse = -inf");
+    fv_plan_destroy(&plan);
+    free_output(&b, &o);
+    free_output(&b, &poison);
+    free_batch(&b);
+}
+
+/* Every second entry of a longer array, of 32 and of 64 bits, on the host and on the device. */
+static void s089(machine *m)
+{
+    batch b;
+    if (!CHECK(make_batch(&b, m, 4, 8, 2, 16, 400))) return;
+    const int32_t lengths[4] = { 100, 30, 400, 64 };
+    const int entries = b.n * b.pages;
+    output o = make_output(&b), want = make_output(&b);
+    if (!direct(&b, 4, lengths, &want)) return;
+    for (int wide = 0; wide < 2; wide++)
+        for (int there = 0; there < 2; there++) {
+            const size_t size = wide ? 8 : 4, bytes = size * 2 * (size_t)entries;
+            char *host = malloc(bytes), *host_lengths = malloc(size * 8);
+            memset(host, 0x7f, bytes);
+            memset(host_lengths, 0x7f, size * 8);
+            for (int i = 0; i < entries; i++) {
+                if (wide) ((int64_t *)(void *)host)[2 * i] = b.ids[i];
+                else ((int32_t *)(void *)host)[2 * i] = b.ids[i];
+            }
+            for (int i = 0; i < 4; i++) {
+                if (wide) ((int64_t *)(void *)host_lengths)[2 * i] = lengths[i];
+                else ((int32_t *)(void *)host_lengths)[2 * i] = lengths[i];
+            }
+            const fv_index_type type = wide ? FV_INDEX_I64 : FV_INDEX_I32;
+            fv_batch x = { .num_requests = 4, .lengths = { .host = host_lengths, .count = 4, .stride = 2, .type = type },
+                           .pages = { .page_size = b.page, .num_pages = entries, .table_width = b.pages, .table_stride = b.pages,
+                                      .ids = { .host = host, .count = entries, .stride = 2, .type = type } } };
+            CUdeviceptr copy = 0, copy_lengths = 0;
+            if (there) {
+                CALL(fv__cuda_alloc(m->device, bytes, &copy, &err));
+                CALL(fv__cuda_alloc(m->device, size * 8, &copy_lengths, &err));
+                CALL(fv__cuda_to_device(m->device, copy, host, bytes, m->stream[0], &err));
+                CALL(fv__cuda_to_device(m->device, copy_lengths, host_lengths, size * 8, m->stream[0], &err));
+                x.pages.ids.device = (const void *)(uintptr_t)copy;
+                x.lengths.device = (const void *)(uintptr_t)copy_lengths;
+            }
+            const fv_variant_use causal = { .name = "causal" };
+            const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = b.hq, .num_kv_heads = b.hk, .dim_qk = DIM,
+                                   .variants = &causal, .num_variants = 1 };
+            const fv_plan_desc limits = { .max_requests = 4, .max_rows = 4, .max_kv_tokens = (int64_t)entries * b.page, .max_pages = 2 * entries };
+            fv_plan *plan = NULL;
+            CALL(fv_plan_create(m->ctx, &p, &limits, &plan, &err));
+            CALL(fv_plan_update(plan, NULL, &x, m->stream[0], &err));
+            CALL(run(plan, &b, o.device, m->stream[0]));
+            CHECK(fetch(&b, &o) && same_rows(&b, &o, &want, 4));
+            fv_plan_destroy(&plan);
+            fv__cuda_free(m->device, copy);
+            fv__cuda_free(m->device, copy_lengths);
+            free(host);
+            free(host_lengths);
+        }
+    free_output(&b, &o);
+    free_output(&b, &want);
+    free_batch(&b);
+}
+
+/* Invariant mode: a request of 500 keys alone, and among 31 others of 0 to 5000, at several places in the batch. */
+static void s100(machine *m)
+{
+    enum { N = 32 };
+    batch b;
+    if (!CHECK(make_batch(&b, m, N, 8, 2, 16, 5000))) return;
+    const size_t row = (size_t)(b.hq * DIM) * 2;
+    const fv_variant_use causal = { .name = "causal" };
+    const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = b.hq, .num_kv_heads = b.hk, .dim_qk = DIM,
+                           .variants = &causal, .num_variants = 1 };
+    const int64_t entries = (int64_t)N * b.pages;
+    const fv_plan_desc limits = { .max_requests = N, .max_rows = N, .max_kv_tokens = entries * b.page, .max_pages = entries, .invariant = true };
+    fv_plan *plan = NULL;
+    output o = make_output(&b);
+    char *alone = malloc(row), *alone_lse = malloc((size_t)b.hq * 4);
+    CALL(fv_plan_create(m->ctx, &p, &limits, &plan, &err));
+    const int places[5] = { 0, 0, 7, 16, 31 };
+    for (int i = 0; i < 5; i++) {
+        const int n = i ? N : 1, at = places[i];
+        int32_t lengths[N], tables[N];
+        for (int r = 0; r < n; r++) {
+            lengths[r] = r == at ? 500 : (int32_t)draw(5001);
+            tables[r] = r == at ? 3 : r == 3 ? at : r;          /* the request's pages are row 3's; its query is copied to its place */
+        }
+        const fv_batch x = { .num_requests = n, .lengths = fv_i32(lengths, n),
+                             .pages = { .page_size = b.page, .num_pages = entries, .ids = fv_i32(b.ids, entries), .table_width = b.pages,
+                                        .table_stride = b.pages, .table_rows = fv_i32(tables, n) } };
+        const CUdeviceptr mine = b.q + (CUdeviceptr)at * row, first = b.q;
+        if (at) CALL(fv__cuda_copy(m->device, mine, first, row, m->stream[0], &err));
+        CALL(fv_plan_update(plan, NULL, &x, m->stream[0], &err));
+        CALL(run(plan, &b, o.device, m->stream[0]));
+        CHECK(fetch(&b, &o));
+        const char *lse = o.host + (size_t)N * row + (size_t)(at * b.hq) * 4;
+        if (i == 0) {
+            memcpy(alone, o.host, row);
+            memcpy(alone_lse, lse, (size_t)b.hq * 4);
+        }
+        CHECK(!memcmp(o.host + (size_t)at * row, alone, row) && !memcmp(lse, alone_lse, (size_t)b.hq * 4));
+    }
+    fv_plan_destroy(&plan);
+    free_output(&b, &o);
+    free_batch(&b);
+    free(alone);
+    free(alone_lse);
+}
+
 /* ----------------------------------------------------------------------------------------------- processes and the cache */
 
 typedef struct worker { machine *m; uint64_t hash; bool ok; } worker;
@@ -890,6 +1100,7 @@ static void s109(machine *m)
 
 static const struct { const char *name; void (*fn)(machine *m); bool fresh; } scenarios[] = {
     { "S103", s103, true }, { "S104", s104, true }, { "S105", s105, true }, { "S106", s106, true }, { "S107", s107, true }, { "S109", s109, true },
+    { "S013", s013, false }, { "S015", s015, false }, { "S026", s026, false }, { "S089", s089, false }, { "S100", s100, false },
     { "S031", s031, false }, { "S093", s093, false },
     { "S094 direct", s094_direct, false }, { "S094", s094, false }, { "S096", s096, false }, { "S099", s099, false }, { "S111", s111, false }, { "S112", s112, false },
 };
