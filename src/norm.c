@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.c -- fv_rmsnorm, fv_layernorm, fv_act_and_mul and the checks of foveal/ops.h: arguments checked, a job made, its rows split over threads or launched
- * on the GPU (cuda/companions.c). */
+/* norm.c -- fv_rmsnorm, fv_layernorm, fv_act_and_mul and the checks of foveal/ops.h: arguments checked, a job made, its rows split over threads
+ * or launched on the GPU (cuda/companions.c). */
 #include "companions.h"
 #include "cuda/companions.h"
 
@@ -60,9 +60,10 @@ static fv_status param_tensor(const fv_tensor *t, const char *field, int64_t row
     if (!fv__given(t)) return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is missing (data is NULL)", field);
     if (!t->dtype || strcmp(t->dtype, "f32") != 0)
         return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is %.24s; it must be f32", field, t->dtype ? t->dtype : "of no type");
-    if (t->ndim != 1 || t->shape[0] != rows)
-        return fv__fail(err, FV_E_INVALID, field, t->ndim == 1 ? t->shape[0] : t->ndim, rows, "%s must have one axis with %lld entries, one a row",
-                        field, (long long)rows);
+    if (t->ndim != 1) return fv__fail(err, FV_E_INVALID, field, t->ndim, 1, "%s has %d axes; expected 1", field, t->ndim);
+    if (t->shape[0] != rows)
+        return fv__fail(err, FV_E_INVALID, field, t->shape[0], rows, "%s has %lld entries; expected %lld, one a row", field, (long long)t->shape[0],
+                        (long long)rows);
     *out = (fv__setting){ .data = t->data, .stride = rows > 1 ? t->stride[0] : 0, .kind = FV__SETTING_F32 };
     return FV_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.c -- fv_softmax, fv_top_*_renorm, fv_top_k_mask, fv_sample, fv_verify: arguments checked, a job made, its rows split over threads or launched on the
- * GPU (cuda/companions.c). */
+/* sample.c -- fv_softmax, fv_top_*_renorm, fv_top_k_mask, fv_sample, fv_verify: arguments checked, a job made, its rows split over threads or
+ * launched on the GPU (cuda/companions.c). */
 #include "companions.h"
 #include "cuda/companions.h"
 
@@ -186,8 +186,8 @@ fv_status fv_verify(fv_ctx *ctx, const fv_verify_desc *d, fv_stream stream, fv_e
     FV_TRY(fv__check_reserved(d->reserved, FV__COUNT(d->reserved), "desc.reserved", err));
     if (t->ndim == 3 && t->shape[0] == 0) return FV_OK;
     if (t->ndim == 3 && (t->shape[1] < 1 || t->shape[1] > INT32_MAX))
-        return fv__fail(err, FV_E_INVALID, "desc.target_probs", t->shape[1], 1, "desc.target_probs has %lld steps; it has one more than there are drafts",
-                        (long long)t->shape[1]);
+        return fv__fail(err, FV_E_INVALID, "desc.target_probs", t->shape[1], 1,
+                        "desc.target_probs has %lld steps; it has one more than there are drafts", (long long)t->shape[1]);
     FV_TRY(verify_init(d, t->shape[0], t->shape[1] - 1, &call.job, err));
     if (ctx->cuda) return fv__cuda_verify_rows(ctx, &call.job, t->shape[0], stream, err);
     fv__ops_split(ctx, verify_rows, &call, t->shape[0], PASSES * fv__dtype_bytes(call.job.target.dtype, t->shape[2]));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_companions.c -- foveal/ops.h on every CPU level of the machine. Norms and activations against double; softmax, filters, samples and verification
- * against the definitions of the header written out here with sorted lists and one draw at a time, byte for byte and id for id, and the samples'
- * frequencies against the probabilities. */
+/* test_companions.c -- foveal/ops.h on every CPU level of the machine. Norms and activations against double; softmax, filters, samples and
+ * verification against the definitions of the header written out here with sorted lists and one draw at a time, byte for byte and id for id, and
+ * the samples' frequencies against the probabilities. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -159,7 +159,8 @@ static fv_tensor heads_of(fv_tensor t, int heads)
     return t;
 }
 
-static void check_norm(const norm_case *c, const block *x, const block *r, const block *w, const block *b, const block *y, const block *sum, double eps)
+static void check_norm(const norm_case *c, const block *x, const block *r, const block *w, const block *b, const block *y, const block *sum,
+                       double eps)
 {
     const int n = c->width;
     double *z = malloc(sizeof *z * (size_t)n);
@@ -346,7 +347,8 @@ static void activations_far_out(void **state)
             assert_true(isnan(y[N - 1]) && y[0] == 0 && y[1] == 0 && y[N - 2] == INFINITY && y[N - 3] == FLT_MAX);
             for (int i = 2; i < N - 3; i++) {
                 const double want = act_of(acts[a], (double)at[i]);
-                if (!(fabs((double)y[i] - want) <= fabs(want) * 4e-6 + 1e-36)) fail_msg("%s(%g) is %g, expected %g", acts[a], (double)at[i], (double)y[i], want);
+                if (!(fabs((double)y[i] - want) <= fabs(want) * 4e-6 + 1e-36))
+                    fail_msg("%s(%g) is %g, expected %g", acts[a], (double)at[i], (double)y[i], want);
             }
         }
 }
@@ -545,7 +547,8 @@ static void check_renorm(const block *x, const block *y, int64_t i, const listin
     for (int j = 0; j < s->n; j++) {
         const float want = stays[j] ? (float)s->value[j] / sum : 0;
         const double rounded = fv__dtypes[y->dtype].decode(fv__dtypes[y->dtype].encode((double)want));
-        if (get(y, i, j) != rounded) fail_msg("row %d element %d of %d (%g): %.9g, expected %.9g", (int)i, j, s->n, get(x, i, j), get(y, i, j), rounded);
+        if (get(y, i, j) != rounded)
+            fail_msg("row %d element %d of %d (%g): %.9g, expected %.9g", (int)i, j, s->n, get(x, i, j), get(y, i, j), rounded);
     }
 }
 
@@ -568,7 +571,8 @@ static void renorms(void **state)
         }
         const fv_tensor tk = { .data = ks, .dtype = "i32", .ndim = 1, .shape = { rows }, .stride = { 1 } };
         const fv_tensor tp = { .data = ps, .dtype = "f32", .ndim = 1, .shape = { rows }, .stride = { 1 } };
-        const fv_arg k = { .number = ks[0] < 1 ? 1 : ks[0], .tensor = each ? &tk : NULL }, p = { .number = (double)ps[0], .tensor = each ? &tp : NULL };
+        const fv_arg k = { .number = ks[0] < 1 ? 1 : ks[0], .tensor = each ? &tk : NULL };
+        const fv_arg p = { .number = (double)ps[0], .tensor = each ? &tp : NULL };
         if (!each && ks[0] < 1) ks[0] = 1;
         for (int l = 0; l < num_levels; l++) {
             block y = in_place ? copy_of(&x) : copy_of(&before);
@@ -583,7 +587,8 @@ static void renorms(void **state)
             listing s = row_of(&x, i);
             bool *stays = calloc((size_t)n, sizeof *stays);
             const uint64_t mass = s.top > 0 ? sum_above(&s, 0, false) : 0;
-            for (int j = 0; j < n; j++) stays[j] = by_p ? stays_p(&s, s.value[j], (double)ps[each ? i : 0], mass) : stays_k(&s, s.value[j], ks[each ? i : 0]);
+            const int of = each ? i : 0;
+            for (int j = 0; j < n; j++) stays[j] = by_p ? stays_p(&s, s.value[j], (double)ps[of], mass) : stays_k(&s, s.value[j], ks[of]);
             if (s.top > 0) check_renorm(&x, &first, i, &s, stays);
             for (int j = 0; j < n && !(s.top > 0); j++) assert_true(get(&first, i, j) == 0);
             free(stays);
@@ -856,8 +861,9 @@ static void frequencies(void **state)
         int64_t counts[3000] = { 0 };
         for (int j = 0; j < n; j++) set(&x, 0, j, exp(2 * noise()) / n);
         const wish w = { all[a % 6], n / 3 + 1, 0.7f, 0.1f };
-        const fv_sample_desc d = { .x = x.t, .filters = w.filters, .top_k = number((double)w.k), .top_p = number((double)w.p), .min_p = number((double)w.m),
-                                   .rows = { .data = rows, .dtype = "i32", .ndim = 1, .shape = { N }, .stride = { 1 } }, .seed = 1234, .offset = (uint64_t)a,
+        const fv_sample_desc d = { .x = x.t, .filters = w.filters, .top_k = number((double)w.k), .top_p = number((double)w.p),
+                                   .min_p = number((double)w.m), .seed = 1234, .offset = (uint64_t)a,
+                                   .rows = { .data = rows, .dtype = "i32", .ndim = 1, .shape = { N }, .stride = { 1 } },
                                    .ids = { .data = ids, .dtype = "i32", .ndim = 1, .shape = { N }, .stride = { 1 } } };
         OK(fv_sample(levels[num_levels - 1], &d, NULL, &err));
         listing s = row_of(&x, 0);
@@ -945,7 +951,8 @@ static void verified_frequencies(void **state)
     (void)state;
     enum { N = 60000 };
     static const double q[DRAFTS][VOCAB] = { { 0.5, 0.2, 0.1, 0.2, 0 }, { 0.2, 0.2, 0.2, 0.2, 0.2 }, { 0.1, 0.1, 0.7, 0.1, 0 } };
-    static const double p[DRAFTS + 1][VOCAB] = { { 0.1, 0.3, 0.3, 0.2, 0.1 }, { 0.4, 0.3, 0.1, 0.1, 0.1 }, { 0.2, 0.2, 0.2, 0.2, 0.2 }, { 0.7, 0, 0, 0, 0.3 } };
+    static const double p[DRAFTS + 1][VOCAB] = { { 0.1, 0.3, 0.3, 0.2, 0.1 }, { 0.4, 0.3, 0.1, 0.1, 0.1 }, { 0.2, 0.2, 0.2, 0.2, 0.2 },
+                                                 { 0.7, 0, 0, 0, 0.3 } };
     float *draft = malloc(sizeof *draft * N * DRAFTS * VOCAB), *target = malloc(sizeof *target * N * (DRAFTS + 1) * VOCAB);
     int32_t *tokens = malloc(sizeof *tokens * N * DRAFTS), *ids = malloc(sizeof *ids * N * (DRAFTS + 1));
     int32_t *accepted = calloc(N, sizeof *accepted), *emitted = calloc(N, sizeof *emitted);
@@ -999,12 +1006,13 @@ static void verified_cases(void **state)
 {
     (void)state;
     float draft[2][2][4] = { { { 0.1f, 0.2f, 0.3f, 0.4f }, { 0.2f, 0.3f, 0.4f, 0.1f } }, { { 0, 0, 0, 1 }, { 1, 0, 0, 0 } } };
-    float target[2][3][4] = { { { 0, 0.1f, 0.6f, 0.3f }, { 1, 0, 0, 0 }, { 0.7f, 0.1f, 0.1f, 0.1f } }, { { 0, 0, 0, 1 }, { 1, 0, 0, 0 }, { 0, 1, 0, 0 } } };
+    float target[2][3][4] = { { { 0, 0.1f, 0.6f, 0.3f }, { 1, 0, 0, 0 }, { 0.7f, 0.1f, 0.1f, 0.1f } },
+                              { { 0, 0, 0, 1 }, { 1, 0, 0, 0 }, { 0, 1, 0, 0 } } };
     int32_t tokens[2][2] = { { 2, 1 }, { 3, 0 } }, ids[2][3], accepted[2] = { 10, 20 }, emitted[2] = { 30, 40 };
     fv_verify_desc d = { .draft_probs = cube(draft, 2, 2, 4), .draft_ids = table(tokens, 2, 2), .target_probs = cube(target, 2, 3, 4), .seed = 8,
                          .ids = table(ids, 2, 3), .num_accepted = line(accepted, 2), .num_emitted = line(emitted, 2) };
     OK(fv_verify(levels[0], &d, NULL, &err));
-    /* a token that the target likes better is accepted; one that it never draws is not, and only 0 can take its place; equal rows accept everything */
+    /* a token that the target likes better is accepted; one that it never draws is not, and only 0 can take its place; equal rows accept all */
     assert_true(ids[0][0] == 2 && ids[0][1] == 0 && ids[0][2] == -1 && accepted[0] == 11 && emitted[0] == 31);
     assert_true(ids[1][0] == 3 && ids[1][1] == 0 && ids[1][2] == 1 && accepted[1] == 22 && emitted[1] == 42);
 

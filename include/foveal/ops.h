@@ -8,23 +8,24 @@
  *                          .seed = seed, .offset = step, .ids = ids };
  *     fv_sample(ctx, &s, stream, &err);
  *
- * The conventions are those of foveal.h. Tensors lie on the context's device, arrays of integers too (dtype "i32" or "i64"). On the CPU a call blocks;
- * on a GPU it launches, allocates nothing and may be captured, once its kernel is there (fv_ops_warm, or an earlier call).
- * "16 or 32 bits" means f32, f16 or bf16. A "row" is the last axis of a tensor; other strides are free.
+ * The conventions are those of foveal.h. Tensors lie on the context's device, arrays of integers too (dtype "i32" or "i64"). On the CPU a call
+ * blocks; on a GPU it launches, allocates nothing and may be captured, once its kernel is there (fv_ops_warm, or an earlier call). "16 or 32 bits"
+ * means f32, f16 or bf16. A "row" is the last axis of a tensor; other strides are free.
  *
  * Arithmetic is in f32 and rounded once to the output's type.
  *
- * What is promised about bits. Everything below the line "probabilities" -- softmax, filters, samples, verification -- gives the same bytes on every CPU
- * level, for every number of threads, on every GPU, and in every batch: a row's result depends on that row, its parameters, the seed, the offset and the
- * row's index alone. It holds because no sum of floating-point numbers is formed. With E the exponent of a row's largest value (2^E <= largest < 2^(E+1)),
- * a value v has the integer weight
+ * What is promised about bits. Everything below the line "probabilities" -- softmax, filters, samples, verification -- gives the same bytes on
+ * every CPU level, for every number of threads, on every GPU, and in every batch: a row's result depends on that row, its parameters, the seed, the
+ * offset and the row's index alone. It holds because no sum of floating-point numbers is formed. With E the exponent of a row's largest value (2^E
+ * <= largest < 2^(E+1)), a value v has the integer weight
  *     w(v) = v * 2^min(40 - E, 126), rounded to the nearest integer (even on ties),
  * sums are sums of such integers, of 64 bits, which have no order; and exponentials are made by the same sequence of additions and multiplications
- * everywhere. So a value below 2^-41 of the row's largest is never sampled and counts nothing in a sum. Norms and activations are right to the rounding of
- * their types, with sums in the order that suits the machine.
+ * everywhere. So a value below 2^-41 of the row's largest is never sampled and counts nothing in a sum. Norms and activations are right to the
+ * rounding of their types, with sums in the order that suits the machine.
  *
- * Random numbers: Philox 4x32 with 10 rounds. Key: the seed's low and high word. Counter: { offset low, offset high, index of the sample, number of the
- * draw }. A draw is 64 bits, words 0 (low) and 1 (high) of the result. A call never needs more than its own offset: add one for the next call. */
+ * Random numbers: Philox 4x32 with 10 rounds. Key: the seed's low and high word. Counter: { offset low, offset high, index of the sample, number
+ * of the draw }. A draw is 64 bits, words 0 (low) and 1 (high) of the result. A call never needs more than its own offset: add one for the next
+ * call. */
 #ifndef FOVEAL_OPS_H
 #define FOVEAL_OPS_H
 
@@ -64,12 +65,13 @@ FV_API fv_status fv_act_and_mul(fv_ctx *ctx, const char *f, const fv_tensor *x, 
 
 /* ----------------------------------------------------------------------------------------------------- probabilities */
 
-/* Rows of up to FV_MAX_VOCAB values. A probability counts as 0 when it is NaN, negative or below the smallest normal f32, and as the largest finite f32
- * when it is infinite; a row need not sum to 1 anywhere below. A logit that is NaN counts as -inf. */
+/* Rows of up to FV_MAX_VOCAB values. A probability counts as 0 when it is NaN, negative or below the smallest normal f32, and as the largest
+ * finite f32 when it is infinite; a row need not sum to 1 anywhere below. A logit that is NaN counts as -inf. */
 #define FV_MAX_VOCAB (1 << 22)
 
-/* probs = exp((x - max x) / temperature), divided by their sum. temperature NULL: 1; a number >= 0, or f32 [rows]. Temperature 0 (in an array also: NaN,
- * negative) leaves the largest logits, in equal parts. A row of -inf gives zeros. logits, probs [rows, vocab], 16 or 32 bits; probs may be logits. */
+/* probs = exp((x - max x) / temperature), divided by their sum. temperature NULL: 1; a number >= 0, or f32 [rows]. Temperature 0 (in an array
+ * also: NaN, negative) leaves the largest logits, in equal parts. A row of -inf gives zeros. logits, probs [rows, vocab], 16 or 32 bits; probs
+ * may be logits. */
 FV_API fv_status fv_softmax(fv_ctx *ctx, const fv_tensor *logits, const fv_arg *temperature, const fv_tensor *probs, fv_stream stream, fv_error *err);
 
 /* Filters. Which values of a row stay:
@@ -105,14 +107,14 @@ typedef struct fv_sample_desc {
     uint64_t reserved[4];
 } fv_sample_desc;
 
-/* One sample a row, with the probabilities of what the filters leave. Draw number 0 of sample i is a number r of [0, 1); the id is the first one at which
- * the running sum of the row's weights, in the order of ids, exceeds r times their sum (r sum rounded down). Where top k or top p refuses that id, its
- * value and all smaller ones leave the sum and the next draw decides. */
+/* One sample a row, with the probabilities of what the filters leave. Draw number 0 of sample i is a number r of [0, 1); the id is the first one
+ * at which the running sum of the row's weights, in the order of ids, exceeds r times their sum (r sum rounded down). Where top k or top p
+ * refuses that id, its value and all smaller ones leave the sum and the next draw decides. */
 FV_API fv_status fv_sample(fv_ctx *ctx, const fv_sample_desc *desc, fv_stream stream, fv_error *err);
 
-/* Verifies chains of drafted tokens. Draft i of a request is accepted with probability min(1, target / draft) of its token, u draft < target in f32 with u
- * the upper 24 bits of draw i; the first one that is not ends the chain. Then one more token is drawn (draw n): from the positive part of target - draft
- * there (from target, if there is none), or after n accepted drafts from target [n]. */
+/* Verifies chains of drafted tokens. Draft i of a request is accepted with probability min(1, target / draft) of its token, u draft < target in
+ * f32 with u the upper 24 bits of draw i; the first one that is not ends the chain. Then one more token is drawn (draw n): from the positive
+ * part of target - draft there (from target, if there is none), or after n accepted drafts from target [n]. */
 typedef struct fv_verify_desc {
     fv_tensor draft_probs;          /* [requests, n, vocab], 16 or 32 bits */
     fv_tensor draft_ids;            /* [requests, n] i32 or i64; an id outside of the vocabulary is not accepted */

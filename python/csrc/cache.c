@@ -52,8 +52,6 @@ static void cache_dealloc(PyObject *self)
     free_object(self);
 }
 
-#define KEYWORDS METH_FASTCALL | METH_KEYWORDS
-#define CALL(f) (PyCFunction)(void (*)(void))(f)
 #define METHOD(name) static PyObject *cache_##name(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 
 METHOD(match)

@@ -44,7 +44,8 @@ PyMODINIT_FUNC PyInit__foveal(void)
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     if (add_errors(module) != 0 || add_types(module) != 0 || PyModule_AddStringConstant(module, "__version__", fv_version()) != 0 ||
-        PyModule_AddIntConstant(module, "ABI_VERSION", FV_ABI_VERSION) != 0 || PyModule_AddFunctions(module, torch_methods) != 0) {
+        PyModule_AddIntConstant(module, "ABI_VERSION", FV_ABI_VERSION) != 0 || PyModule_AddFunctions(module, torch_methods) != 0 ||
+        PyModule_AddFunctions(module, companion_methods) != 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -5,11 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEYWORDS METH_FASTCALL | METH_KEYWORDS
-#define CALL(f) (PyCFunction)(void (*)(void))(f)
-#define FUNCTION(name) static PyObject *op_##name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
-
-static int take_array(PyObject *object, const char *name, const device *where, bool written, fv_tensor *out, holder *h)
+int take_array(PyObject *object, const char *name, const device *where, bool written, fv_tensor *out, holder *h)
 {
     array_view a;
     if (to_array(object, name, &a, h) != 0 || check_device(&a, name, where) != 0 || (written && check_writable(&a, name) != 0)) return -1;
@@ -17,7 +13,7 @@ static int take_array(PyObject *object, const char *name, const device *where, b
     return 0;
 }
 
-static PyObject *finish(holder *h, int bad, fv_status s, const fv_error *err)
+PyObject *finish_call(holder *h, int bad, fv_status s, const fv_error *err)
 {
     holder_release(h);
     if (bad) return NULL;
@@ -141,7 +137,7 @@ FUNCTION(rope)
                     take_array(given[3], "y", &c->where, true, &y, &h) != 0 || take_rope(given + 4, &desc, &h) != 0;
     fv_status s = FV_OK;
     if (!bad) RELEASING_ON_CPU(&c->where, s = fv_rope(c->ctx, &desc, &x, positions, &y, stream, &err));
-    return finish(&h, bad, s, &err);
+    return finish_call(&h, bad, s, &err);
 }
 
 /* --------------------------------------------------------------------------------------------------------- append */
@@ -237,7 +233,7 @@ FUNCTION(append)
     const int bad = append_read(given, c, &desc, scales, &rope, &stream, &h);
     fv_status s = FV_OK;
     if (!bad) RELEASING_ON_CPU(&c->where, s = fv_append(c->ctx, &desc, stream, &err));
-    return finish(&h, bad, s, &err);
+    return finish_call(&h, bad, s, &err);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- merge */
@@ -280,7 +276,7 @@ FUNCTION(merge)
     }
     fv_status s = FV_OK;
     if (!bad) RELEASING_ON_CPU(&c->where, s = fv_merge(c->ctx, o_states, lse_states, n, base2, &o, lse.data ? &lse : NULL, stream, &err));
-    return finish(&h, bad, s, &err);
+    return finish_call(&h, bad, s, &err);
 }
 
 /* ----------------------------------------------------------------------------------------------------- copy pages */
@@ -325,7 +321,7 @@ FUNCTION(copy_pages)
                     take_copies(given[3], &copies, &n, &h) != 0;
     fv_status s = FV_OK;
     if (!bad) RELEASING_ON_CPU(&c->where, s = fv_copy_pages(c->ctx, k.data ? &k : NULL, v.data ? &v : NULL, copies, n, stream, &err));
-    return finish(&h, bad, s, &err);
+    return finish_call(&h, bad, s, &err);
 }
 
 /* --------------------------------------------------------------------------------------------- questions about plans */
@@ -420,7 +416,7 @@ FUNCTION(warm)
         s = fv_warm(q.context->ctx, problems, n, &q.limits, &err);
         Py_END_ALLOW_THREADS
     }
-    return finish(&q.holds, bad, s, &err);
+    return finish_call(&q.holds, bad, s, &err);
 }
 
 PyMethodDef op_methods[] = {

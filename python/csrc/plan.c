@@ -325,9 +325,6 @@ static PyObject *plan_problem(PyObject *self, void *unused)
     return problem;
 }
 
-#define KEYWORDS METH_FASTCALL | METH_KEYWORDS
-#define CALL(f) (PyCFunction)(void (*)(void))(f)
-
 static PyMethodDef plan_methods[] = {
     { "update", CALL(plan_update), KEYWORDS,
       "update(batch, *, problem=None, stream=None)\n--\n\nMakes the plan of this step. Allocates nothing. problem: another one of the same class. The batch is kept until the next "

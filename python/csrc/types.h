@@ -88,8 +88,17 @@ bool is_plan(PyObject *object);
 fv_plan *plan_enter(PyObject *plan, device *where);
 void plan_leave(PyObject *plan);
 
-/* Module functions, ops.c and torch.c. */
-extern PyMethodDef op_methods[], torch_methods[];
+/* Module functions: ops.c, companions.c, torch.c. */
+extern PyMethodDef op_methods[], companion_methods[], torch_methods[];
+
+#define KEYWORDS METH_FASTCALL | METH_KEYWORDS
+#define CALL(f) (PyCFunction)(void (*)(void))(f)
+#define FUNCTION(name) static PyObject *op_##name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+
+/* ops.c: an array that lies on `where`; None: data NULL. 0, or -1 with an exception set. */
+int take_array(PyObject *object, const char *name, const device *where, bool written, fv_tensor *out, holder *h);
+/* Lets go of what the call held; NULL where an exception is set (bad) or the status is one, else None. */
+PyObject *finish_call(holder *h, int bad, fv_status s, const fv_error *err);
 PyObject *copy_pair(const fv_copy *copy);       /* (src, dst), or None for (-1, -1) */
 
 /* With the GIL released where `where` is the CPU: there a call computes, elsewhere it only launches. */

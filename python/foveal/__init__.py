@@ -39,21 +39,32 @@ from ._foveal import (
     Variant,
     VersionError,
     __version__,
+    act_and_mul,
     append,
     copy_pages,
     info,
+    layernorm,
     merge,
     plan_sizes,
+    rmsnorm,
     rope,
     rope_frequencies,
+    sample,
+    softmax,
     supports,
+    top_k_mask,
+    top_k_renorm,
+    top_p_renorm,
+    verify,
     warm,
+    warm_ops,
 )
 
 __all__ = [
     "ABI_VERSION", "Batch", "BusyError", "Cache", "CapacityError", "CompileError", "Context", "DeviceError", "Error", "FileError", "InvalidError",
-    "NoMemoryError", "NotReadyError", "Pages", "Plan", "Problem", "Tensor", "UnsupportedError", "Variant", "VersionError", "append", "copy_pages",
-    "get_include", "get_library", "info", "merge", "plan_sizes", "rope", "rope_frequencies", "supports", "warm",
+    "NoMemoryError", "NotReadyError", "Pages", "Plan", "Problem", "Tensor", "UnsupportedError", "Variant", "VersionError", "act_and_mul", "append",
+    "copy_pages", "get_include", "get_library", "info", "layernorm", "merge", "plan_sizes", "rmsnorm", "rope", "rope_frequencies", "sample",
+    "softmax", "supports", "top_k_mask", "top_k_renorm", "top_p_renorm", "verify", "warm", "warm_ops",
 ]
 
 

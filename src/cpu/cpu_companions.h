@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cpu_companions.h -- the jobs of foveal/ops.h: checked, ready to be split over threads by row. The GPU's host half (cuda/companions.c) takes the same. */
+/* cpu_companions.h -- the jobs of foveal/ops.h: checked, ready to be split over threads by row. The GPU's host half (cuda/companions.c) takes
+ * the same. */
 #ifndef FV__CPU_COMPANIONS_H
 #define FV__CPU_COMPANIONS_H
 

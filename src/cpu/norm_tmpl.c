@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm_tmpl.c -- norms and gated activations for one CPU level. A row passes through a buffer of CHUNK floats as often as its formula needs (it stays in
- * the cache), so there is no scratch memory and no limit on its width. A lane adds up 64 elements before they join the row's sum, which is in double. */
+/* norm_tmpl.c -- norms and gated activations for one CPU level. A row passes through a buffer of CHUNK floats as often as its formula needs (it
+ * stays in the cache), so there is no scratch memory and no limit on its width. A lane adds up 64 elements before they join the row's sum, which
+ * is in double. */
 #include "cpu_companions.h"
 #include "row_io.h"
 
@@ -113,7 +114,8 @@ VFN v_f32 sigmoid(v_f32 x)
     return v_div(v_select(v_ge(x, v_set(0.0f)), one, e), v_add(one, e));
 }
 
-/* Phi(x). The tail is exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.3 |x|), a least squares fit in the largest relative error over |x| <= 14: 6e-8. */
+/* Phi(x). The tail is exp(-x^2 / 2) times a polynomial in 1 / (1 + 0.3 |x|), a least squares fit in the largest relative error over |x| <= 14:
+ * 6e-8. */
 VFN v_f32 normal(v_f32 x)
 {
     const v_f32 y = v_abs(x), one = v_set(1.0f);

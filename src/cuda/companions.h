@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* companions.h -- the jobs of foveal/ops.h on a GPU: one launch each, nothing allocated, nothing copied. The first call of each kind compiles or loads its
- * kernel (fv_ops_warm does it before): FV_E_NOT_READY on a stream that is being captured. */
+/* companions.h -- the jobs of foveal/ops.h on a GPU: one launch each, nothing allocated, nothing copied. The first call of each kind compiles or
+ * loads its kernel (fv_ops_warm does it before): FV_E_NOT_READY on a stream that is being captured. */
 #ifndef FV__CUDA_COMPANIONS_H
 #define FV__CUDA_COMPANIONS_H
 

@@ -2,8 +2,9 @@
 /* sample.cuh -- a row of values and a block of threads: the largest, tallies, thresholds, draws. The nouns and all steps that round are those of
  * cpu/sample_tmpl.c, so the bits are the CPU's (programs are compiled with --fmad=false).
  *
- * Every function here is called by all threads of the block and gives all of them the same. Warps take chunks of S_CHUNK elements in turn; a pass that
- * adds weights leaves the sum of each chunk in shared memory, so that a draw looks at one chunk only. After the first pass rows come from the caches. */
+ * Every function here is called by all threads of the block and gives all of them the same. Warps take chunks of S_CHUNK elements in turn; a
+ * pass that adds weights leaves the sum of each chunk in shared memory, so that a draw looks at one chunk only. After the first pass rows come
+ * from the caches. */
 #ifndef FV_SAMPLE_CUH
 #define FV_SAMPLE_CUH
 

@@ -12,6 +12,7 @@ import sys as _sys
 import types as _types
 
 from . import coverage, jit
+from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from .cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
@@ -28,6 +29,7 @@ from .decode import (
     single_decode_with_kv_cache,
 )
 from .mla import BatchMLAPagedAttentionWrapper
+from .norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, layernorm, rmsnorm
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
 from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
 from .prefill import (
@@ -49,12 +51,28 @@ from .rope import (
     apply_rope_with_cos_sin_cache,
     apply_rope_with_cos_sin_cache_inplace,
 )
+from .sampling import (
+    chain_speculative_sampling,
+    min_p_sampling_from_probs,
+    sampling_from_logits,
+    sampling_from_probs,
+    softmax,
+    top_k_mask_logits,
+    top_k_renorm_prob,
+    top_k_renorm_probs,
+    top_k_sampling_from_probs,
+    top_k_top_p_sampling_from_logits,
+    top_k_top_p_sampling_from_probs,
+    top_p_renorm_prob,
+    top_p_renorm_probs,
+    top_p_sampling_from_probs,
+)
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
 from .utils import next_positive_power_of_2
 
 __version__ = "0.6.18"      # of the surface that this follows
 
-_MODULES = ("attention", "cascade", "decode", "jit", "mla", "page", "pod", "prefill", "quantization", "rope", "sparse", "utils")
+_MODULES = ("activation", "attention", "cascade", "decode", "jit", "mla", "norm", "page", "pod", "prefill", "quantization", "rope", "sampling", "sparse", "utils")
 
 
 def _add_refusers():

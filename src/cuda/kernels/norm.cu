@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.cu -- rmsnorm, with an addition before it, and layernorm. Narrow rows (heads) are a warp's, wide ones a block's. A row is read once for each sum
- * and once to be written, from the caches after the first time; y and residual are written where all of the row's sums are known, element by element
- * behind the read, so they may be the inputs.
+/* norm.cu -- rmsnorm, with an addition before it, and layernorm. Narrow rows (heads) are a warp's, wide ones a block's. A row is read once for each
+ * sum and once to be written, from the caches after the first time; y and residual are written where all of the row's sums are known, element by
+ * element behind the read, so they may be the inputs.
  *
  * Bytes decide: x (and residual) read and y (and residual) written once. */
 #ifdef __CUDACC_RTC__                   /* the host half is ../companions.c */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.cu -- one sample a block. Passes over the row: the largest value, the sum, a chunk of it for the draw; with top k or top p one more for each draw,
- * of which the first is most often the last.
+/* sample.cu -- one sample a block. Passes over the row: the largest value, the sum, a chunk of it for the draw; with top k or top p one more for
+ * each draw, of which the first is most often the last.
  *
  * checkjit: --fmad=false */
 #ifdef __CUDACC_RTC__                   /* the host half is ../companions.c */

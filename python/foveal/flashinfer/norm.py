@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms of rows. float32, float16 and bfloat16; sums and products in float32. `enable_pdl` is accepted and means nothing."""
+
+from .. import layernorm as _layernorm
+from .. import rmsnorm as _rmsnorm
+from . import _arrays as arrays
+from . import _core as core
+from .utils import check_shape_dtype_device
+
+
+def _output(x, out):
+    if out is None:
+        return arrays.empty(tuple(x.shape), arrays.dtype_of(x), x)
+    check_shape_dtype_device(out, tuple(x.shape), None, arrays.device_of(x), "out")
+    return out
+
+
+def _norm(x, weight, eps, out, plus_one=False, residual=None):
+    _rmsnorm(core.context_for(arrays.device_of(x)), x, weight, out, eps=eps, plus_one=plus_one, residual=residual)
+
+
+def rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None):
+    """input / sqrt(mean(input^2) + eps) * weight, over the last axis of input [rows, hidden] or [rows, heads, head_dim]; weight [hidden]."""
+    out = _output(input, out)
+    _norm(input, weight, eps, out)
+    return out
+
+
+def gemma_rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None):
+    """rmsnorm with 1 + weight."""
+    out = _output(input, out)
+    _norm(input, weight, eps, out, plus_one=True)
+    return out
+
+
+def fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
+    """residual += input, then input = rmsnorm(residual): both in place. The sum that is normed has not been rounded."""
+    _norm(input, weight, eps, input, residual=residual)
+
+
+def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
+    """fused_add_rmsnorm with 1 + weight."""
+    _norm(input, weight, eps, input, plus_one=True, residual=residual)
+
+
+def layernorm(input, gemma, beta, eps=1e-6):
+    """(input - mean) / sqrt(variance + eps) * gemma + beta, over the last axis of input [rows, hidden]. gemma is upstream's name of the weight."""
+    out = _output(input, None)
+    _layernorm(core.context_for(arrays.device_of(input)), input, gemma, out, bias=beta, eps=eps)
+    return out
+
+
+__all__ = ["fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "gemma_rmsnorm", "layernorm", "rmsnorm"]
