@@ -164,7 +164,7 @@ struct shared {
     work w;
     lookup look;
     d_plan_head plan;                   /* as it lies in device memory, and what of the step comes before `uses` */
-    int64_t step[STEP_WORDS];
+    __align__(alignof(d_step)) int64_t step[STEP_WORDS];
 #ifdef FV_USES
     fv_uses uses;
 #endif
@@ -617,9 +617,10 @@ FV_DEVICE void write_four(args p, const row_info &r, int d, float (&x)[4], float
     char *o = p.o.data + r.row * p.o.stride[0] + r.head * p.o.stride[1];
 #ifdef FV_HAS_OUTPUT
     v_at at = at_row(p, r);
+    const float natural = lse * (0.693147180559945309f / p.lse_factor);
     for (int i = 0; i < 4; i++) {
         at.index = d + i;
-        x[i] = fv_output(x[i], lse, USES, at);
+        x[i] = fv_output(x[i], natural, USES, at);
     }
 #endif
     if (FV_DV % 4 == 0 && (p.wide & 8)) {
