@@ -28,7 +28,7 @@ const spec_shape spec_shapes[] = {
     { .name = "prefill, f16", .type = "f16", .q_heads = 6, .kv_heads = 2, .dim_qk = 80, .dim_v = 80, .num_requests = 2, .rows = { 33, 100 },
       .keys = { 97, 100 }, .page = 64, .first_position = 1000 },
     { .name = "ragged", .type = "bf16", .q_heads = 4, .kv_heads = 2, .dim_qk = 64, .dim_v = 64, .num_requests = 3, .rows = { 3, 40, 1 },
-      .keys = { 3, 150, 0 } },
+      .keys = { 3, 150, 0 }, .lse_base2 = true },
     { .name = "8-bit cache", .type = "bf16", .kv_type = "fp8_e4m3", .q_heads = 8, .kv_heads = 2, .dim_qk = 128, .dim_v = 128, .num_requests = 2,
       .rows = { 1, 20 }, .keys = { 100, 64 }, .page = 16 },
     { .name = "shared prefix", .type = "f32", .q_heads = 4, .kv_heads = 1, .dim_qk = 64, .dim_v = 64, .num_requests = 6, .rows = { 1, 1, 1, 1, 1, 1 },
@@ -358,7 +358,8 @@ static fv_problem make_problem(subject *s)
         s->uses[u].num_args = own_arguments(s, u, &s->uses[u].args);
     }
     return (fv_problem){ .q = h->type, .k = fv__dtypes[s->kv_type].name, .v = fv__dtypes[s->kv_type].name, .o = h->type, .num_q_heads = h->q_heads,
-                         .num_kv_heads = h->kv_heads, .dim_qk = h->dim_qk, .dim_v = h->dim_v, .variants = s->uses, .num_variants = s->num_uses };
+                         .num_kv_heads = h->kv_heads, .dim_qk = h->dim_qk, .dim_v = h->dim_v, .variants = s->uses, .num_variants = s->num_uses,
+                         .lse_base2 = h->lse_base2 };
 }
 
 /* All arguments bound to host memory. */
@@ -655,7 +656,7 @@ static void judge_row(const subject *s, fv__spec_at at, const wanted *w, spec_re
         r->error = fmax(r->error, fabs(got - want));
     }
     if (has_hook(s, FV__HOOK_WEIGHT)) return;
-    const double got = ((const float *)s->lse.host)[place_of_row];
+    const double got = ((const float *)s->lse.host)[place_of_row] * (h->lse_base2 ? log(2) : 1);
     at.index = 0;
     judge(r, "lse", &at, got, w->lse, 2 * w->blur + 4e-6 * (1 + fabs(w->lse)));
     if (got != w->lse) r->lse_error = fmax(r->lse_error, fabs(got - w->lse));

@@ -24,7 +24,7 @@ typedef struct spec_shape {
     int page;                           /* 0: ragged */
     int shared_pages;                   /* the first so many pages are those of request 0, found by the planner */
     int splits;
-    bool invariant;
+    bool invariant, lse_base2;
 } spec_shape;
 
 /* Decode, prefill, pages, ragged, splits, shared prefixes, invariant; 16-bit and 8-bit types. The last has no name. */
