@@ -9,6 +9,7 @@
 
 #include "cpu/compile.h"
 #include "cpu/cpu.h"
+#include "jit/jit_cc.h"
 #include "os.h"
 #include "spec.h"
 
@@ -464,6 +465,38 @@ static void leaves_nothing(void **state)
     assert_int_equal(num_descriptors(), n);
 }
 
+/* A compiler that does not come to an end is ended, with all that it started; nobody leaves anything in the temporary directory. */
+static void ends(void **state)
+{
+    (void)state;
+    char words[sizeof err.text], script[128], tmp[128], pid_file[160], cc[160], command[300];
+    snprintf(script, sizeof script, "%s/slow", cache_dir);
+    snprintf(tmp, sizeof tmp, "%s/tmp", cache_dir);
+    snprintf(pid_file, sizeof pid_file, "%s/pid", cache_dir);
+    snprintf(cc, sizeof cc, "sh %s", script);
+    FILE *f = fopen(script, "w");
+    fprintf(f, "sleep 600 & echo $! > %s; wait\n", pid_file);
+    fclose(f);
+    assert_int_equal(mkdir(tmp, 0700), 0);
+    char *before = getenv("TMPDIR") ? strdup(getenv("TMPDIR")) : NULL;
+    setenv("TMPDIR", tmp, 1);
+    setenv("FV_CC", cc, 1);
+    fv__cc_seconds = 2;
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_E_COMPILE);
+    fv__cc_seconds = 60;
+    unsetenv("FV_CC");
+    if (!strstr(words, "took longer than 2 s")) fail_msg("%s", words);
+    snprintf(command, sizeof command, "for i in 1 2 3 4 5; do grep -q ') [^ZX]' /proc/$(cat %s)/stat 2>/dev/null || exit 0; sleep 0.2; done; exit 1",
+             pid_file);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_OK);
+    assert_int_equal(create_in_memory(META "FV_SCORE { return t; }\n", words, sizeof words), FV_E_COMPILE);
+    if (before) setenv("TMPDIR", before, 1);
+    else unsetenv("TMPDIR");
+    free(before);
+    assert_int_equal(rmdir(tmp), 0);
+}
+
 /* Every allocation of the library's own may fail. */
 static void out_of_memory(void **state)
 {
@@ -526,6 +559,7 @@ int main(void)
         cmocka_unit_test(without_compiler),
         cmocka_unit_test(hostile_folders),
         cmocka_unit_test(leaves_nothing),
+        cmocka_unit_test(ends),
         cmocka_unit_test(out_of_memory),
         cmocka_unit_test(many_threads),
     };

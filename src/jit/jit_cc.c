@@ -25,7 +25,9 @@
 
 extern char **environ;
 
-enum { MAX_LOG = 1 << 16, MAX_ARGS = 64, SECONDS = 60 };
+int fv__cc_seconds = 60;
+
+enum { MAX_LOG = 1 << 16, MAX_ARGS = 64 };
 
 /* What a program finds at these numbers. */
 enum { IN, OUT, LOG, OBJECT, LIBRARY, NUM_FDS };
@@ -180,7 +182,7 @@ static int wait_for(pid_t pid)
         if (ended == pid) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (ended < 0 && errno != EINTR) return 0;
         const int64_t took = fv__os_now_ns() - begin;
-        if (took > SECONDS * INT64_C(1000000000)) {
+        if (took > fv__cc_seconds * INT64_C(1000000000)) {
             kill(-pid, SIGKILL);
             while (waitpid(pid, &status, 0) < 0 && errno == EINTR) { }
             return -1;
@@ -250,7 +252,7 @@ static fv_status complain(const fv__jit_request *r, const char *program, int sta
             return fv__fail(err, FV_E_COMPILE, name, number, 0, "%s, line %ld: %s", name, number, last);
         if (*line && (!other || (words && !words_of(other)))) other = line;
     }
-    if (status < 0) return fv__fail(err, FV_E_COMPILE, name, 0, 0, "%s: %s took longer than %d s and was ended", name, program, SECONDS);
+    if (status < 0) return fv__fail(err, FV_E_COMPILE, name, 0, 0, "%s: %s took longer than %d s and was ended", name, program, fv__cc_seconds);
     return fv__fail(err, FV_E_COMPILE, name, 0, 0, "%s: %s failed (%d): %s", name, program, status, other ? other : "it gave no reason");
 }
 

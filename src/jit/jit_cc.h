@@ -30,4 +30,7 @@ fv_status fv__cc_find(fv__cc *cc, fv_error *err);
  * FV_E_COMPILE with that name as the field, its line as the value and the compiler's words in the text. */
 fv_status fv__cc_compile(void *cc, const fv__jit_request *request, fv__jit_output *out, fv_error *err);
 
+/* After so many seconds a program is ended. For tests to change. */
+extern int fv__cc_seconds;
+
 #endif
