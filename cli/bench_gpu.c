@@ -21,10 +21,11 @@ typedef enum against {
     FASTEST,                            /* without the invariant mode */
     UNSHARED,                           /* without sharing of prefixes */
     BF16,                               /* K and V in bf16 */
+    UNTURNED,                           /* without rotary embedding */
 } against;
 
 static const char *const peers[] = { NULL, "own contiguous", "own constant lengths", "own fastest",
-                                     "own sharing off", "own bf16" };
+                                     "own sharing off", "own bf16", "own without rope" };
 
 typedef struct shape {
     const char *goal, *name;
@@ -32,9 +33,9 @@ typedef struct shape {
     against against;
     int32_t q_heads, kv_heads, dim, page;       /* page 0: contiguous */
     struct { int32_t count, rows, length; } group[2];
-    int32_t prefix, dim_v;
+    int32_t prefix, share, dim_v, window, pool_keys;
     const char *kv;
-    bool zipf, invariant, sharing, latent;
+    bool zipf, invariant, sharing, latent, rope;
 } shape;
 
 static const shape shapes[] = {
@@ -96,6 +97,22 @@ static const shape shapes[] = {
       .group = { { 256, 1, 8320 } }, .prefix = 8192, .sharing = true },
     { "11", "prefix 1024+128 b=16", LATENCY, UNSHARED, 32, 8, 128, 16,
       .group = { { 16, 1, 1152 } }, .prefix = 1024, .sharing = true },
+    { "12", "trees 16 x 4 of 1024+256", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 64, 1, 1280 } }, .prefix = 1024, .share = 4, .sharing = true },
+    { "12", "trees 16 x 16 of 1024+256", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 256, 1, 1280 } }, .prefix = 1024, .share = 16, .sharing = true },
+    { "12", "trees 16 x 1 of 1024+256", LATENCY, UNSHARED, 32, 8, 128, 16,
+      .group = { { 16, 1, 1280 } }, .prefix = 1024, .share = 1, .sharing = true },
+    { "13", "rope as read window=4092 b=8 40/40", READ, UNTURNED, 40, 40, 128, 16,
+      .group = { { 8, 1, 4096 } }, .window = 4092, .rope = true },
+    { "13", "rope as read window=1020 b=32 40/40", READ, UNTURNED, 40, 40, 128, 16,
+      .group = { { 32, 1, 4096 } }, .window = 1020, .rope = true },
+    { "14", "sparse 512 of 32768 b=16 32/32", READ, NOBODY, 32, 32, 128, 16,
+      .group = { { 16, 1, 512 } }, .pool_keys = 32768 },
+    { "14", "sparse 4096 of 32768 b=16 32/32", READ, NOBODY, 32, 32, 128, 16,
+      .group = { { 16, 1, 4096 } }, .pool_keys = 32768 },
+    { "14", "sparse 512 of 32768 b=16 32/32 page 1", READ, NOBODY, 32, 32, 128, 1,
+      .group = { { 16, 1, 512 } }, .pool_keys = 32768 },
     { "16", "invariant decode b=256 L=4096", READ, FASTEST, 32, 8, 128, 16,
       .group = { { 256, 1, 4096 } }, .invariant = true },
     { "16", "invariant decode b=32 L=4096", READ, FASTEST, 32, 8, 128, 16,
@@ -128,8 +145,9 @@ static void make_desc(const shape *s, workload_desc *d)
     *d = (workload_desc){ .q_heads = s->q_heads, .kv_heads = s->kv_heads, .dim = s->dim,
                           .dim_v = s->dim_v, .latent = s->latent, .kv_dtype = s->kv,
                           .page_size = s->page, .num_requests = n, .rows = rows,
-                          .lengths = lengths, .prefix = s->prefix, .sharing = s->sharing,
-                          .invariant = s->invariant };
+                          .lengths = lengths, .prefix = s->prefix, .share = s->share,
+                          .pool_keys = s->pool_keys, .window = s->window, .rope = s->rope,
+                          .sharing = s->sharing, .invariant = s->invariant };
 }
 
 static void free_desc(workload_desc *d)
@@ -151,6 +169,7 @@ static void make_peer(const shape *s, workload_desc *d)
     case FASTEST: d->invariant = false; break;
     case UNSHARED: d->sharing = false; break;
     case BF16: d->kv_dtype = NULL; break;
+    case UNTURNED: d->rope = false; break;
     }
 }
 

@@ -57,7 +57,7 @@ static void print_head(void)
            "bytes", "compiler", "program: kernel");
 }
 
-/* Registers, bytes spilled (stores and loads), bytes of shared memory that the compiler knows of. */
+/* Registers, bytes spilled (stores and loads), shared memory that the compiler knows of. */
 static void print_blob(const fv__jit_blob *b)
 {
     fv__nvrtc_kernel_info k;

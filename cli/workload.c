@@ -21,21 +21,25 @@ static int64_t token_dims(const workload_desc *d) { return d->dim + (d->latent ?
 static void count(workload *w)
 {
     const workload_desc *d = &w->desc;
-    int64_t keys = d->prefix;
+    const int64_t share = d->share ? d->share : d->num_requests;
+    int64_t keys = d->prefix * div_up(d->num_requests, share), seen = 0;
     for (int64_t i = 0; i < d->num_requests; i++) {
-        const int64_t rows = d->rows[i], length = d->lengths[i];
+        const int64_t rows = d->rows[i],
+                      length = d->window ? min_i64(d->lengths[i], d->window + rows)
+                                         : d->lengths[i];
         w->total_rows += rows;
-        w->total_keys += length;
+        w->total_keys += d->lengths[i];
+        seen += length;
         keys += length - d->prefix;
         w->flops +=
             2.0 * (d->dim + dim_v(d)) * d->q_heads *
             ((double)rows * (double)(length - rows) + (double)rows * (double)(rows + 1) / 2);
         if (d->page_size)
-            w->total_pages += div_up(length, d->page_size);
+            w->total_pages += div_up(d->lengths[i], d->page_size);
     }
     const double token = (double)d->kv_heads * (double)token_dims(d) * cache_type(d)->bytes;
     w->bytes = token * (double)keys;
-    w->asked_bytes = token * (double)w->total_keys;
+    w->asked_bytes = token * (double)seen;
 }
 
 static void shuffle(int32_t *x, int64_t n, uint64_t seed)
@@ -48,22 +52,25 @@ static void shuffle(int32_t *x, int64_t n, uint64_t seed)
     }
 }
 
-/* Page ids in the order of use are a shuffled 0..num_pages-1; requests after the first begin with
- * the first one's prefix. */
+/* Page ids in the order of use are a shuffled 0..num_pages-1; of each group that shares a prefix,
+ * requests after the first begin with the first one's. */
 static void lay_pages(workload *w)
 {
     const workload_desc *d = &w->desc;
-    const int64_t shared = d->prefix / d->page_size;
-    w->num_pages = w->total_pages - shared * (d->num_requests - 1);
+    const int64_t shared = d->prefix / d->page_size,
+                  share = d->share ? d->share : d->num_requests,
+                  groups = div_up(d->num_requests, share);
+    w->num_pages = max_i64(w->total_pages - shared * (d->num_requests - groups),
+                           d->num_requests * div_up(d->pool_keys, d->page_size));
     int32_t *order = need((size_t)w->num_pages, sizeof *order);
     for (int64_t i = 0; i < w->num_pages; i++)
         order[i] = (int32_t)i;
     shuffle(order, w->num_pages, 7);
-    int64_t next = shared, entry = 0;
+    int64_t next = shared * groups, entry = 0;
     for (int64_t r = 0; r < d->num_requests; r++) {
         const int64_t pages = div_up(d->lengths[r], d->page_size);
         for (int64_t p = 0; p < pages; p++)
-            w->page_ids[entry++] = p < shared ? order[p] : order[next++];
+            w->page_ids[entry++] = p < shared ? order[r / share * shared + p] : order[next++];
         w->page_indptr[r + 1] = (int32_t)entry;
     }
     free(order);
@@ -158,7 +165,11 @@ int64_t workload_bytes(const workload_desc *d)
 {
     workload w = { .desc = *d };
     count(&w);
-    return (int64_t)w.bytes + w.total_rows * d->q_heads * d->dim * 4;
+    const int64_t pool = max_i64(w.total_keys, d->num_requests * d->pool_keys);
+    const double bytes = d->prefix ? w.bytes
+                                   : (double)pool * d->kv_heads * (double)token_dims(d) *
+                                         cache_type(d)->bytes;
+    return (int64_t)bytes + w.total_rows * d->q_heads * d->dim * 4;
 }
 
 /* ---- plan ---- */
@@ -166,12 +177,19 @@ int64_t workload_bytes(const workload_desc *d)
 static bool make_plan(fv_ctx *ctx, workload *w)
 {
     const workload_desc *d = &w->desc;
-    const fv_variant_use causal = { .name = "causal" };
+    const fv_arg left = { .name = "left", .number = d->window },
+                 rotary = { .name = "rotary_dim", .number = d->dim };
+    fv_variant_use uses[3] = { { .name = "causal" } };
+    int num_uses = 1;
+    if (d->window)
+        uses[num_uses++] = (fv_variant_use){ .name = "window", .args = &left, .num_args = 1 };
+    if (d->rope)
+        uses[num_uses++] = (fv_variant_use){ .name = "rope", .args = &rotary, .num_args = 1 };
     const char *dtype = cache_type(d)->name, *scale = cache_type(d)->bytes == 1 ? "tensor" : NULL;
     const fv_problem problem = { .q = "bf16", .k = dtype, .v = d->latent ? NULL : dtype,
                                  .o = "bf16", .num_q_heads = d->q_heads,
                                  .num_kv_heads = d->kv_heads, .dim_qk = d->dim, .dim_v = d->dim_v,
-                                 .v_in_k = d->latent, .variants = &causal, .num_variants = 1,
+                                 .v_in_k = d->latent, .variants = uses, .num_variants = num_uses,
                                  .k_scale = scale, .v_scale = d->latent ? NULL : scale };
     const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows,
                                   .max_kv_tokens = w->total_keys, .max_pages = w->total_pages,

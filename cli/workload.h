@@ -19,7 +19,12 @@ typedef struct workload_desc {
     int32_t page_size;                  /* 0: ragged, one long page a request */
     int64_t num_requests;
     const int32_t *rows, *lengths;      /* [num_requests] each */
-    int64_t prefix;                     /* keys that all requests share, a multiple of page_size */
+    int64_t prefix;                     /* keys that requests share, a multiple of page_size ... */
+    int64_t share;                      /* ... so many requests each of them. 0: all */
+    int64_t pool_keys;                  /* keys that each request has room for: its pages are drawn
+                                           from as many. 0: as long as it is */
+    int32_t window;                     /* keys seen before a row's own; 0: all */
+    bool rope;                          /* keys are stored unturned, and turned as they are read */
     bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone */
 } workload_desc;
 
