@@ -34,4 +34,6 @@ def device(request):
     name = request.config.getoption("--device")
     if name.startswith("cuda") and not torch.cuda.is_available():
         pytest.skip(f"{name} is not there")
+    if name == "cpu":
+        torch.set_num_threads(1)        # the models are tiny: threads would only wait for each other
     return torch.device(name)

@@ -326,7 +326,8 @@ class Pool:
         if not self.guessed:
             self.planned = self.seen
         else:
-            self.planned = min(max(int(ids[:used].max()) + 1, 0), 2**31 - 1) if used else 0
+            near = arrays.to_numpy(ids) if arrays.device_of(ids) == "cpu" else ids      # a torch reduction would start threads
+            self.planned = min(max(int(near[:used].max()) + 1, 0), 2**31 - 1) if used else 0
         return self.planned
 
     def differs(self, pages):

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""python_calls.py -- what Python adds to a call, and an engine's step, as rows of bench/results.csv.
+
+    PYTHONPATH=build/python python bench/python_calls.py [--device cpu|cuda] [--what run,plan,step] [--goal N]
+
+  run    Plan.run with four torch tensors of one tiny step, and the same call made in C (through the module's __tvm_ffi_fv_run with arguments made before, less the
+         cost of ctypes, which is that of a call that does nothing): the difference is Python's
+  plan   a decode step of 256 requests from host tensors: foveal.Batch and Plan.update; foveal.flashinfer's plan(); FlashInfer's where its package is installed
+  step   transformers' continuous batching of a Llama-shaped model with random weights under paged|foveal and paged|sdpa: generated tokens a second, and the part of
+         a step that is attention
+
+Best of several rounds, the ways taking turns. Wants an idle machine: the load is printed on standard error."""
+
+import argparse
+import ctypes
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import time
+
+import torch
+
+import foveal
+
+
+def best(call, seconds=0.3, rounds=7):
+    """Seconds of one call: the least of the rounds' means."""
+    call()
+    started, count = time.perf_counter(), 0
+    while time.perf_counter() - started < 0.02:
+        call()
+        count += 1
+    count = max(int(count * seconds / rounds / 0.02), 1)
+    least = float("inf")
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(count):
+            call()
+        least = min(least, (time.perf_counter() - started) / count)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    return least
+
+
+class Rows:
+    def __init__(self, device, goal):
+        self.name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
+        self.goal = goal
+        try:
+            self.commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            self.commit = ""
+
+    def add(self, case, unit, ours, peer="", peer_value="", bound=""):
+        peer_value = f"{peer_value:.3f}" if isinstance(peer_value, float) else peer_value
+        print(f"{datetime.date.today()},{self.commit},{self.name},{self.goal},{case} (bench/python_calls.py),{unit},{ours:.3f},{peer},{peer_value},{bound}", flush=True)
+
+
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+# ---- a call in C ----
+
+
+class Any(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("small", ctypes.c_uint32), ("value", ctypes.c_int64)]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+class Library:
+    """The module's functions for tvm-ffi, called with ctypes. Keeps what arguments point to."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(foveal.get_library())
+        self.keep = []
+
+    def argument(self, x):
+        if x is None:
+            return Any(0, 0, 0)
+        if isinstance(x, int):
+            return Any(1, 0, x)
+        if isinstance(x, float):
+            return Any(3, 0, int.from_bytes(bytes(ctypes.c_double(x)), sys.byteorder, signed=True))
+        if isinstance(x, str):
+            text = ctypes.create_string_buffer(x.encode())
+            self.keep.append(text)
+            return Any(8, 0, ctypes.addressof(text))
+        code, bits = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.int32: (0, 32), torch.int64: (0, 64)}[x.dtype]
+        shape, strides = ((ctypes.c_int64 * x.dim())(*axes) for axes in (x.shape, x.stride()))
+        tensor = DLTensor(x.data_ptr(), 2 if x.is_cuda else 1, x.get_device() if x.is_cuda else 0, x.dim(), code, bits, 1, shape, strides, 0)
+        self.keep += [x, shape, strides, tensor]
+        return Any(7, 0, ctypes.addressof(tensor))
+
+    def prepare(self, name, *given):
+        """A call of no arguments that returns the function's integer."""
+        function = getattr(self.library, "__tvm_ffi_" + name)
+        function.restype = ctypes.c_int
+        args, result = (Any * len(given))(*map(self.argument, given)), Any(0, 0, 0)
+        self.keep.append(args)
+        at, to, count = ctypes.addressof(args), ctypes.addressof(result), len(given)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+
+        def call():
+            return function(None, at, count, to)
+
+        call.result = result
+        return call
+
+    def call(self, name, *given):
+        made = self.prepare(name, *given)
+        if made() != 0:
+            raise RuntimeError(f"{name} failed")
+        return made.result.value
+
+
+def bench_run(rows, device):
+    where = "cuda:0" if device == "cuda" else "cpu"
+    dtype, word = (torch.bfloat16, "bf16")
+    q, k, v, o = (torch.zeros(1, 1, 16, dtype=dtype, device=where) for _ in range(4))
+    context = foveal.Context(where)
+    plan = foveal.Plan(context, foveal.Problem(word, num_q_heads=1, dim_qk=16), max_requests=1, max_rows=1, max_kv_tokens=16)
+    plan.update(foveal.Batch(kv_indptr=[0, 1]), stream=q)
+    library = Library()
+    handle = library.call("fv_open", where)
+    inner = library.call("fv_plan_create", handle, word, None, None, None, 1, 1, 16, 16, 0.0, None, 1, 1, 16)
+    library.call("fv_plan_update", inner, None, None, torch.tensor([0, 1], dtype=torch.int32))
+    in_c, nothing = library.prepare("fv_run", inner, q, k, v, o), library.prepare("fv_abi", inner, q, k, v, o)
+    if in_c() != 0:
+        raise RuntimeError("fv_run failed")
+    times = {}
+    for _ in range(3):
+        for name, call in (("python", lambda: plan.run(q, k, v, o)), ("c", in_c), ("nothing", nothing)):
+            times[name] = min(times.get(name, float("inf")), best(call))
+            if device == "cuda":
+                torch.cuda.synchronize()
+    c = times["c"] - times["nothing"]
+    rows.add("Plan.run over fv_run, one row", "us", (times["python"] - c) * 1e6, "fv_run in C", c * 1e6, 2)
+
+
+def bench_plan(rows, device):
+    n, page = 256, 16
+    where = "cuda:0" if device == "cuda" else "cpu"
+    g = torch.Generator().manual_seed(1)
+    lengths = torch.randint(128, 4096, (n,), generator=g)
+    indptr = torch.nn.functional.pad(((lengths + page - 1) // page).cumsum(0), (1, 0)).int()
+    ids = torch.randperm(int(indptr[-1]), generator=g).int()
+    last = ((lengths - 1) % page + 1).int()
+    lengths = lengths.int()
+    pool = len(ids)
+    context = foveal.Context(where)
+    plan = foveal.Plan(context, foveal.Problem("bf16", num_q_heads=32, num_kv_heads=8, dim_qk=128), max_requests=n, max_rows=n, max_kv_tokens=n * 4096,
+                       max_pages=pool)
+    pages = ids if device == "cpu" else (ids, ids.to(where))
+    stream = None if device == "cpu" else torch.zeros(1, device=where)
+
+    def update():
+        plan.update(foveal.Batch(lengths=lengths, page_size=page, num_pages=pool, page_indptr=indptr, page_ids=pages), stream=stream)
+
+    import foveal.flashinfer as ours
+
+    def wrapper_of(library):
+        wrapper = library.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(128 << 20, dtype=torch.uint8, device=where), use_tensor_cores=True)
+        table = indptr, ids.to(where), last
+        return lambda: wrapper.plan(*table, 32, 8, 128, page, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
+
+    ways = {"foveal": update, "wrapper": wrapper_of(ours)}
+    try:
+        if device == "cuda":
+            import flashinfer
+            ways["flashinfer"] = wrapper_of(flashinfer)
+    except ImportError:
+        pass
+    times = {}
+    for _ in range(3):
+        for name, call in ways.items():
+            times[name] = min(times.get(name, float("inf")), best(call))
+    peer = ("flashinfer", times["flashinfer"] * 1e6) if "flashinfer" in times else ("", "")
+    rows.add("Batch and Plan.update, decode b256 page 16", "us", times["foveal"] * 1e6, *peer, 30)
+    rows.add("BatchDecodeWithPagedKVCacheWrapper.plan, decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
+
+
+# ---- an engine's step ----
+
+
+def bench_step(rows, device, requests=8, prompt=192, tokens=32):
+    import transformers
+    from transformers import ContinuousBatchingConfig
+
+    import foveal.transformers
+
+    foveal.transformers.register()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=4096, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+                                      head_dim=64, max_position_embeddings=4096)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+    prompts = torch.randint(3, 4096, (requests, prompt)).tolist()
+    blocks = 2 * requests * (prompt + tokens) // 32
+    options = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    spent = {}
+
+    def timed(name, function):
+        def attention(*args, **kwargs):
+            started = time.perf_counter()
+            made = function(*args, **kwargs)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
+            return made
+
+        return attention
+
+    from transformers.integrations.sdpa_paged import sdpa_attention_paged_forward
+
+    names = {"paged|foveal": foveal.transformers.foveal_paged_attention, "paged|sdpa": sdpa_attention_paged_forward}
+
+    def run(name):
+        model.set_attn_implementation(name)
+        started = time.perf_counter()
+        made = model.generate_batch(prompts, generation_config=options, continuous_batching_config=ContinuousBatchingConfig(
+            num_blocks=blocks, block_size=32, max_batch_tokens=512, use_cuda_graph=False, use_async_batching=False), warmup=False)
+        seconds = time.perf_counter() - started
+        return seconds, [x.generated_tokens for _, x in sorted(made.items())]
+
+    seconds, made = {}, {}
+    for _ in range(3):
+        for name in names:
+            took, made[name] = run(name)
+            seconds[name] = min(seconds.get(name, float("inf")), took)
+    total = requests * tokens
+    rows.add(f"generate_batch Llama-shaped 8/2 d64 x 8 layers, {requests} x {prompt} + {tokens}", "tokens/s", total / seconds["paged|foveal"], "paged|sdpa",
+             total / seconds["paged|sdpa"])
+    inside = {}
+    for name, function in names.items():        # apart: synchronising changes what the whole takes
+        transformers.AttentionInterface.register(name, timed(name, function))
+        for _ in range(2):
+            spent.clear()
+            run(name)
+            inside[name] = min(inside.get(name, float("inf")), spent[name])
+        transformers.AttentionInterface.register(name, function)
+    steps = tokens + -(-requests * prompt // 512)
+    rows.add(f"attention of a generate_batch step, {requests} requests, 8 layers", "ms", inside["paged|foveal"] / steps * 1e3, "paged|sdpa",
+             inside["paged|sdpa"] / steps * 1e3)
+    same = sum(a == b for a, b in zip(made["paged|foveal"], made["paged|sdpa"]))
+    print(f"{same} of {requests} requests have the same tokens", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--what", default="run,plan,step")
+    parser.add_argument("--goal", default="0", help="the number of the goal that the rows belong to")
+    given = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs", file=sys.stderr)
+    rows = Rows(given.device, given.goal)
+    print("date,commit,device,goal,case,unit,ours,peer,peer_value,bound")
+    for what in given.what.split(","):
+        {"run": bench_run, "plan": bench_plan, "step": bench_step}[what](rows, given.device)
+
+
+if __name__ == "__main__":
+    main()
