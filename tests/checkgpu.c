@@ -8,7 +8,7 @@
  * "N passed, N failed". Exit status 77: no GPU.
  *
  * --variant times shapes again with another configuration, for measurements: stages, blocks, tile, warps, look, paired, kinds=A.B.C.D+... (m-tiles,
- * warps along rows, values, keys); decode=1: for shapes of one row a request, else for the others; check=1: shapes are checked with it first.
+ * warps along rows, values, keys); decode=1: for shapes of one row a request, else for the others. The first one given is checked too.
  * "default:" is the library's own. --compile only makes the plans, so that their code is in the cache folder: run it for several variants
  * at once before their times are taken. --part: every Nth of the checks from the Ith on, for several processes at once. --stamps prints where the
  * time of a launch goes, from clocks in the kernel. */
@@ -840,7 +840,7 @@ static double time_shape(const timing *s)
 
 enum { MAX_VARIANTS = 24 };
 
-typedef struct variant { char name[32]; fv__attend_config tuned; bool decode, check; } variant;
+typedef struct variant { char name[32]; fv__attend_config tuned; bool decode; } variant;
 
 static variant variants[MAX_VARIANTS];
 static int num_variants;
@@ -878,7 +878,6 @@ static bool read_variant(const char *text)
     snprintf(v->name, sizeof v->name, "%.*s", (int)(colon - text), text);
     text = colon + 1;
     v->decode = tune_number(text, "decode=");
-    v->check = tune_number(text, "check=");
     t->stages = tune_number(text, "stages=");
     t->blocks_per_sm = tune_number(text, "blocks=");
     t->tile = tune_number(text, "tile=");
@@ -924,7 +923,6 @@ static void time_all(const char *match)
     for (int v = 0; v < num_variants; v++) {
         now = &variants[v];
         printf("-- %s\n", now->name);
-        if (now->check && !compile_only) check_all(now->decode ? "decode" : "prefill,window,softcap,dim,e4m3,fp4");
         for (int i = 0; i < FV__COUNT(timings); i++)
             if (matches(timings[i].name, match) && (is_default(now) || now->decode == (timings[i].rows == 1))) got[v][i] = time_shape(&timings[i]);
     }
@@ -974,8 +972,8 @@ int main(int argc, char **argv)
     }
     device = ctx->cuda->device;
     MUST(fv__cuda_stream_create(device, &stream, &err));
-    if (checks) check_all(match);
     if (num_variants > 1 || !is_default(now) || stamps) fv__attend_tune = tune;
+    if (checks) check_all(match);
     if (times) time_all(match);
     fv__cuda_stream_destroy(device, stream);
     fv_close(&ctx);
