@@ -281,6 +281,66 @@ static fv_status put_ids(uploader *u, const fv_index *x, const char *field, cons
     return FV_OK;
 }
 
+/* A page table on the host is often far wider than its requests are long: then just the entries that segments have are taken along, and the segments
+ * say where those are. Tells how many; 0: all of the table goes. */
+static int64_t entries_in_use(const uploader *u)
+{
+    const fv_pages *pages = &u->plan->given.pages;
+    const fv__plan_head *plan = u->plan->blob;
+    const fv__segment *segments = FV__PLAN_ARRAY(plan, fv__segment, segments);
+    int64_t entries = 0;
+    if (pages->ids.device || pages->v_ids.device) return 0;
+    for (int32_t i = 0; i < plan->num_segments; i++) {
+        entries += fv__div_up(segments[i].num_keys, plan->page_size);
+        if (segments[i].table + fv__div_up(segments[i].num_keys, plan->page_size) > pages->ids.count) return 0;
+    }
+    return 2 * entries < pages->ids.count && entries * (int64_t)sizeof(int64_t) <= u->s->ids_room ? entries : 0;
+}
+
+static void put_entries(uploader *u, const fv_index *x, int64_t entries, const void **data, int64_t *stride, int32_t *is64)
+{
+    const fv__plan_head *plan = u->plan->blob;
+    const fv__segment *segments = FV__PLAN_ARRAY(plan, fv__segment, segments);
+    const int64_t size = (int64_t)index_bytes(x);
+    if (!fv__index_given(x)) return;
+    char *to = put_list(u, entries * size, data);
+    *stride = 1;
+    *is64 = size == 8;
+    for (int32_t i = 0; i < plan->num_segments; i++) {
+        const int64_t n = fv__div_up(segments[i].num_keys, plan->page_size);
+        const char *from = (const char *)x->host + segments[i].table * x->stride * size;
+        if (x->stride == 1) memcpy(to, from, (size_t)(n * size));
+        for (int64_t k = 0; k < n && x->stride != 1; k++) memcpy(to + k * size, from + k * x->stride * size, (size_t)size);
+        to += n * size;
+    }
+}
+
+static void move_tables(fv__plan_head *plan, int64_t entries)
+{
+    fv__segment *segments = FV__PLAN_ARRAY(plan, fv__segment, segments);
+    int64_t at = 0;
+    for (int32_t i = 0; i < plan->num_segments; i++) {
+        segments[i].table = at;
+        at += fv__div_up(segments[i].num_keys, plan->page_size);
+    }
+    plan->table_entries = entries;
+}
+
+static fv_status put_pages(uploader *u)
+{
+    const fv_pages *pages = &u->plan->given.pages;
+    d_step *s = u->step;
+    const int64_t entries = entries_in_use(u);
+    if (!entries) {
+        FV_TRY(put_ids(u, &pages->ids, "batch.pages.ids", &s->ids, &s->ids_stride, &s->ids_64));
+        return put_ids(u, &pages->v_ids, "batch.pages.v_ids", &s->v_ids, &s->v_ids_stride, &s->v_ids_64);
+    }
+    put_entries(u, &pages->ids, entries, &s->ids, &s->ids_stride, &s->ids_64);
+    put_entries(u, &pages->v_ids, entries, &s->v_ids, &s->v_ids_stride, &s->v_ids_64);
+    move_tables(u->plan->blob, entries);
+    return FV_OK;
+}
+
 static fv_status put_positions(uploader *u)
 {
     const fv_index *x = &u->plan->given.row_positions;
@@ -330,11 +390,7 @@ static fv_status fill_step(uploader *u)
     fv_plan *plan = u->plan;
     memset(u->step, 0, sizeof *u->step);
     FV_TRY(put_uses(u));
-    if (plan->tables.paged) {
-        const fv_pages *pages = &plan->given.pages;
-        FV_TRY(put_ids(u, &pages->ids, "batch.pages.ids", &u->step->ids, &u->step->ids_stride, &u->step->ids_64));
-        FV_TRY(put_ids(u, &pages->v_ids, "batch.pages.v_ids", &u->step->v_ids, &u->step->v_ids_stride, &u->step->v_ids_64));
-    }
+    if (plan->tables.paged) FV_TRY(put_pages(u));
     FV_TRY(put_positions(u));
     put_lengths(u);
     return FV_OK;
