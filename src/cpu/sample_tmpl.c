@@ -5,11 +5,12 @@
  * Nouns
  *   source   a row and how its elements become values: probabilities cleaned, logits as exp(x - max), a difference of two rows, or raw
  *   value    what filters compare and weights are made of: 0, or a normal f32 above it
- *   weight   the integer of a value; up to 2^41, so lanes may add 2^11 of them in double before they go over to integers of 64 bits
+ *   weight   the integer of a value; up to 2^41, so that the sum of a chunk is exact in double before it joins an integer of 64 bits
  *   tally    one pass: how many values are at least t, their weight, the least of them, the largest of the others
  *
- * Nothing is sorted. A threshold is found by halving the range of floats, in the order of their bits, where both ends move to values that exist;
- * a sample with top k or top p is drawn first and looked at afterwards, which is most often one pass more. */
+ * Nothing is sorted. A threshold is found by halving the range of floats, in the order of their bits, where both ends move to values that exist; once
+ * few values are between them, only those are looked at. A sample with top k or top p is drawn first and looked at afterwards, which is most often one
+ * pass more. */
 #include "cpu_companions.h"
 #include "row_io.h"
 
@@ -18,7 +19,7 @@
 #include <float.h>
 #include <math.h>
 
-enum { CHUNK = 1024, FLUSH = 2048 };    /* floats of a buffer; vectors that lanes may add up */
+enum { CHUNK = 1024, FEW = 4096 };      /* floats of a buffer; values that a threshold's search keeps aside */
 
 void V_NAME(fv__filter_rows)(const fv__filter_job *job, int64_t first, int64_t last);
 void V_NAME(fv__sample_rows)(const fv__sample_job *job, int64_t first, int64_t last);
@@ -149,48 +150,55 @@ typedef struct tally {
     float least, below;                 /* least value >= t (+inf: none), largest value < t (-inf: none) */
 } tally;
 
-/* Adding and subtracting 2^52 rounds to a whole number. */
-VFN void add_weights(v_f64 *sum, v_f32 x, float scale)
+/* A double for every second float of a vector: two of them are registers where one of all lanes would not be. */
+#if V_LANES == 1
+typedef double v_f64h;
+#define HALF 1
+#define WIDEN(p) ((double)*(p))
+#else
+typedef double v_f64h __attribute__((vector_size(4 * V_LANES)));
+typedef float v_f32h __attribute__((vector_size(2 * V_LANES), aligned(4), may_alias));
+#define HALF (V_LANES / 2)
+#define WIDEN(p) __builtin_convertvector(*(const v_f32h *)(p), v_f64h)
+#endif
+
+/* The sum of n scaled values in whole vectors, each rounded: adding and subtracting 2^52 does that. */
+static uint64_t sum_rounded(const float *x, int n)
 {
     const double magic = 0x1p52;
-    *sum += (V_CONVERT(v_mul(x, v_set(scale)), v_f64) + magic) - magic;
-}
-
-VFN uint64_t flush(v_f64 *sum)
-{
-    double lanes[V_LANES];
+    v_f64h even = { 0 }, odd = { 0 };
+    double lanes[HALF];
     uint64_t total = 0;
-    memcpy(lanes, sum, sizeof lanes);
-    for (int l = 0; l < V_LANES; l++) total += (uint64_t)lanes[l];
-    memset(sum, 0, sizeof *sum);
+    for (int i = 0; i < n; i += 2 * HALF) {
+        even += (WIDEN(x + i) + magic) - magic;
+        if (i + HALF < n) odd += (WIDEN(x + i + HALF) + magic) - magic;
+    }
+    even += odd;
+    memcpy(lanes, &even, sizeof lanes);
+    for (int l = 0; l < HALF; l++) total += (uint64_t)lanes[l];
     return total;
 }
 
 /* `sums`, `near`: what is wanted beside the count; constants where this is called. */
 VFN tally survey(const source *s, float t, bool sums, bool near)
 {
-    float x[CHUNK], low[V_LANES], high[V_LANES];
+    float x[CHUNK], w[CHUNK], low[V_LANES], high[V_LANES];
     tally r = { 0, 0, INFINITY, -INFINITY };
     v_f32 least = v_set(INFINITY), below = v_set(-INFINITY);
     v_i32 count = v_seti(0);
-    v_f64 sum = V_CONVERT(v_set(0.0f), v_f64);
-    const v_f32 at_least = v_set(t);
-    for (int from = 0, added = 0; from < s->n; from += CHUNK) {
+    const v_f32 at_least = v_set(t), scale = v_set(s->scale);
+    for (int from = 0; from < s->n; from += CHUNK) {
         const int n = fetch(s, from, x);
         for (int i = 0; i < n; i += V_LANES) {
             const v_f32 y = v_load(x + i);
             const v_mask in = v_ge(y, at_least);
             count = v_isub(count, in);
-            if (sums) add_weights(&sum, v_select(in, y, v_set(0.0f)), s->scale);
+            if (sums) v_store(w + i, v_mul(v_select(in, y, v_set(0.0f)), scale));
             if (near) least = v_select(v_and(in, v_lt(y, least)), y, least);
             if (near) below = v_select(v_and(v_lt(y, at_least), v_gt(y, below)), y, below);
         }
-        added += CHUNK / V_LANES;
-        if (added + CHUNK / V_LANES <= FLUSH) continue;
-        r.sum += flush(&sum);
-        added = 0;
+        if (sums) r.sum += sum_rounded(w, (int)fv__round_up(n, V_LANES));
     }
-    r.sum += flush(&sum);
     for (int l = 0; l < V_LANES; l++) r.count += v_lanei(count, l);
     v_store(low, least);
     v_store(high, below);
@@ -230,22 +238,64 @@ typedef struct goal {                   /* a set of the largest values is large 
     double sum;                         /* or weighs so much */
 } goal;
 
+/* Where the search is: values >= lo are enough, those > hi are not. */
+typedef struct search {
+    uint32_t lo, hi;
+    int64_t from_lo, above;             /* how many there are of each */
+    uint64_t above_sum;                 /* by_sum: what those > hi weigh */
+    int64_t base;                       /* values that the source lacks, all of them > hi, */
+    uint64_t base_sum;                  /* and what they weigh */
+} search;
+
+/* One pass; false: a set of exactly the size that is asked for has been met. */
+static bool step(const source *s, const goal *g, search *at)
+{
+    const float t = float_of(at->lo + (at->hi - at->lo + 1) / 2);
+    const tally r = g->by_sum ? sum_near(s, t) : count_near(s, t);
+    const int64_t count = at->base + r.count;
+    const uint64_t sum = at->base_sum + r.sum;
+    if (g->by_sum ? (double)sum >= g->sum : count >= g->count) {
+        at->lo = key_of(r.least);
+        at->from_lo = count;
+        return g->by_sum || count != g->count;
+    }
+    const uint32_t next = key_of(r.below);
+    at->hi = next > at->lo ? next : at->lo;
+    at->above = count;
+    at->above_sum = sum;
+    return true;
+}
+
+/* Values between the ends, to `out`; their number. */
+static int gather(const source *s, const search *at, float *out)
+{
+    float x[CHUNK];
+    int count = 0;
+    const v_f32 lo = v_set(float_of(at->lo)), hi = v_set(float_of(at->hi));
+    for (int from = 0; from < s->n; from += CHUNK) {
+        const int n = fetch(s, from, x);
+        for (int i = 0; i < n; i += V_LANES) {
+            uint32_t lanes = v_movemask(v_and(v_ge(v_load(x + i), lo), v_le(v_load(x + i), hi)));
+            for (; lanes; lanes &= lanes - 1) out[count++] = x[i + __builtin_ctz(lanes)];
+        }
+    }
+    return count;
+}
+
 /* The largest t that is a value, or lies above no other value than those >= t, with a large enough set of values >= t; `lowest` if none has. */
 static float threshold(const source *s, goal g, float lowest)
 {
-    uint32_t lo = key_of(lowest), hi = key_of(s->top);
-    while (lo < hi) {
-        const float t = float_of(lo + (hi - lo + 1) / 2);
-        const tally r = g.by_sum ? sum_near(s, t) : count_near(s, t);
-        if (g.by_sum ? (double)r.sum >= g.sum : r.count >= g.count) {
-            lo = key_of(r.least);
-            if (!g.by_sum && r.count == g.count) break;
-        } else {
-            const uint32_t next = key_of(r.below);
-            hi = next > lo ? next : lo;
-        }
-    }
-    return float_of(lo);
+    float few[FEW];
+    search at = { .lo = key_of(lowest), .hi = key_of(s->top), .from_lo = s->n };
+    while (at.lo < at.hi && at.from_lo - at.above > FEW)
+        if (!step(s, &g, &at)) return float_of(at.lo);
+    if (at.lo >= at.hi) return float_of(at.lo);
+    const fv__view view = { .data = (char *)few, .dtype = FV__DTYPE_f32 };
+    const source rest = { .view = &view, .n = gather(s, &at, few), .kind = RAW, .scale = s->scale };
+    at.base = at.above;
+    at.base_sum = at.above_sum;
+    while (at.lo < at.hi && step(&rest, &g, &at)) { }
+    return float_of(at.lo);
 }
 
 static int64_t top_k_at(const fv__setting *k, int64_t row)
@@ -346,23 +396,22 @@ static uint64_t draw(const fv__random *random, int64_t index, uint32_t number)
 /* The first id at which the running sum of values >= t exceeds r; there is one when r is below their sum. */
 static int find(const source *s, float t, uint64_t r, float *value)
 {
-    float x[CHUNK];
+    float x[CHUNK], w[CHUNK];
     int found = 0;
     for (int from = 0; from < s->n; from += CHUNK) {
         const int n = fetch(s, from, x);
-        v_f64 sum = V_CONVERT(v_set(0.0f), v_f64);
         for (int i = 0; i < n; i += V_LANES)
-            add_weights(&sum, v_select(v_ge(v_load(x + i), v_set(t)), v_load(x + i), v_set(0.0f)), s->scale);
-        const uint64_t all = flush(&sum);
+            v_store(w + i, v_mul(v_select(v_ge(v_load(x + i), v_set(t)), v_load(x + i), v_set(0.0f)), v_set(s->scale)));
+        const uint64_t all = sum_rounded(w, (int)fv__round_up(n, V_LANES));
         if (r >= all) {
             r -= all;
             continue;
         }
         for (int i = 0; i < n; i++) {
-            const uint64_t w = x[i] >= t ? (uint64_t)((double)(x[i] * s->scale) + 0x1p52 - 0x1p52) : 0;
+            const uint64_t weight = (uint64_t)(((double)w[i] + 0x1p52) - 0x1p52);
             found = i;
-            if (r < w) break;
-            r -= w;
+            if (r < weight) break;
+            r -= weight;
         }
         *value = x[found];
         return from + found;

@@ -8,7 +8,7 @@
 #ifndef FV_SAMPLE_CUH
 #define FV_SAMPLE_CUH
 
-enum { S_WARPS = D_SAMPLE_THREADS / 32, S_CHUNK = 1024, S_CHUNKS = D_MAX_VOCAB / S_CHUNK };
+enum { S_WARPS = D_SAMPLE_THREADS / 32, S_CHUNK = 1024, S_CHUNKS = D_MAX_VOCAB / S_CHUNK, S_FEW = S_CHUNKS };
 enum { S_RAW, S_PROBABILITIES, S_LOGITS, S_DIFFERENCE };
 
 #define S_LEAST 1.17549435e-38f         /* the smallest normal number */
@@ -215,22 +215,63 @@ FV_DEVICE uint32_t s_key(float x)
 
 FV_DEVICE float s_float(uint32_t key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-/* by_sum: at least `sum` in weight, else at least `count` values. */
+/* Where a search is: values >= lo are enough, those > hi are not. base: of values that the source lacks, all of them > hi. */
+struct s_search { uint32_t lo, hi; int from_lo, above, base; uint64_t above_sum, base_sum; };
+
+/* One pass; false: a set of exactly the size that is asked for has been met. */
+template <bool BY_SUM> FV_DEVICE bool s_step(const s_source &s, int count, double sum, s_search &at, s_room &room)
+{
+    const float t = s_float(at.lo + (at.hi - at.lo + 1) / 2);
+    const s_tally r = s_survey<BY_SUM, true>(s, t, room);
+    const int all = at.base + r.count;
+    const uint64_t all_sum = at.base_sum + r.sum;
+    if (BY_SUM ? (double)all_sum >= sum : all >= count) {
+        at.lo = s_key(r.least);
+        at.from_lo = all;
+        return BY_SUM || all != count;
+    }
+    const uint32_t next = s_key(r.below);
+    at.hi = next > at.lo ? next : at.lo;
+    at.above = all;
+    at.above_sum = all_sum;
+    return true;
+}
+
+/* Values between the ends, to `out` in shared memory, in any order. */
+static __device__ __noinline__ int s_gather(const s_source &s, float lo, float hi, float *out, s_room &room)
+{
+    if (threadIdx.x == 0) room.id = 0;
+    __syncthreads();
+    for (int i = 4 * threadIdx.x; i < s.x.width; i += 4 * D_SAMPLE_THREADS) {
+        float x[4];
+        s_get(s, i, x);
+        for (int k = 0; k < 4; k++)
+            if (x[k] >= lo && x[k] <= hi) out[atomicAdd(&room.id, 1)] = x[k];
+    }
+    __syncthreads();
+    const int count = room.id;
+    __syncthreads();
+    return count;
+}
+
+/* BY_SUM: at least `sum` in weight, else at least `count` values. Sums of chunks that were there are lost. */
 template <bool BY_SUM> FV_DEVICE float s_threshold(const s_source &s, int count, double sum, float lowest, s_room &room)
 {
-    uint32_t lo = s_key(lowest), hi = s_key(s.top);
-    while (lo < hi) {
-        const float t = s_float(lo + (hi - lo + 1) / 2);
-        const s_tally r = s_survey<BY_SUM, true>(s, t, room);
-        if (BY_SUM ? (double)r.sum >= sum : r.count >= count) {
-            lo = s_key(r.least);
-            if (!BY_SUM && r.count == count) break;
-        } else {
-            const uint32_t next = s_key(r.below);
-            hi = next > lo ? next : lo;
-        }
-    }
-    return s_float(lo);
+    float *few = (float *)(room.part + S_CHUNKS / 2);   /* the chunks of so few values are in the other half */
+    s_search at = { s_key(lowest), s_key(s.top), s.x.width, 0, 0, 0, 0 };
+    while (at.lo < at.hi && at.from_lo - at.above > S_FEW)
+        if (!s_step<BY_SUM>(s, count, sum, at, room)) return s_float(at.lo);
+    if (at.lo >= at.hi) return s_float(at.lo);
+    s_source rest = s;
+    rest.x.width = s_gather(s, s_float(at.lo), s_float(at.hi), few, room);
+    rest.x.at = (char *)few;
+    rest.x.type = D_F32;
+    rest.x.aligned = true;
+    rest.kind = S_RAW;
+    at.base = at.above;
+    at.base_sum = at.above_sum;
+    while (at.lo < at.hi && s_step<BY_SUM>(rest, count, sum, at, room)) { }
+    return s_float(at.lo);
 }
 
 FV_DEVICE int64_t s_read(const d_ints &x, int64_t i, int64_t j)

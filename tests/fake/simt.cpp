@@ -38,6 +38,7 @@ static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return (uint64_t)((unsigned __int128)a * b >> 64); }
 static inline void __threadfence_system() { }
+static inline int atomicAdd(int *p, int x) { const int old = *p; *p += x; return old; }
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) { const unsigned long long old = *p; *p += x; return old; }
 static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_t)p; }
 
