@@ -138,10 +138,14 @@ def _guarded(run, query, key, value):
 
 @torch.compiler.disable
 def foveal_attention(module, query, key, value, attention_mask=None, dropout=0.0, scaling=None, sliding_window=None, softcap=None, s_aux=None, is_causal=None,
-                     **kwargs):
+                     position_bias=None, **kwargs):
     """query [batch, heads, rows, dim], key and value [batch, kv_heads, keys, dim]. attention_mask: see the module's nouns. sliding_window: keys that a row sees,
     its own included. s_aux [heads]: sinks. Returns (out [batch, rows, heads, dim_v], None)."""
+    if kwargs.get("cache") is not None:         # a transformers that has one name for both
+        return foveal_paged_attention(module, query, key, value, attention_mask, dropout, scaling, sliding_window, softcap, s_aux, **kwargs)
     _check(module, dropout)
+    if position_bias is not None:
+        raise NotImplementedError("position_bias: biases added to the scores")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = getattr(attention_mask, "foveal_window", None) or sliding_window
 
@@ -204,8 +208,9 @@ class _Offsets:
         self._keys = dict(zip(named, keys))
         self.one_each = bool((np.diff(self.rows) == 1).all())
 
-    def keys(self, sliding):
-        return self._keys[None] if None in self._keys else self._keys["sliding_attention" if sliding else "full_attention"]
+    def keys(self, kind):
+        """kind: the layer type that the engine names."""
+        return self._keys[None] if None in self._keys else self._keys[kind]
 
 
 class _Paged:
@@ -251,25 +256,55 @@ def foveal_paged_attention(module, query, key, value, attention_mask=None, dropo
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"\"paged|{NAME}\" plans on the host and cannot be captured: ContinuousBatchingConfig(use_cuda_graph=False)")
     _check(module, dropout)
-    layer = module.layer_idx
     state = _state_of(cache, arrays.device_of(query))
-    state.enter(layer, cu_seq_lens_q, cu_seq_lens_k)
-    group, slot = cache.layer_index_to_group_indices[layer]
-    window = cache.sliding_windows[layer]
-    pools = cache.key_cache[slot], cache.value_cache[slot]
+    state.enter(module.layer_idx, cu_seq_lens_q, cu_seq_lens_k)
+    layer = _Layer(cache, module.layer_idx)
     q = query.squeeze(0).transpose(0, 1)
-    sliding = window not in (None, 0, 1)
     spec = core.make_spec(
-        arrays.dtype_of(q), arrays.dtype_of(pools[0]), arrays.dtype_of(q), q.shape[1], key.shape[1], q.shape[2], value.shape[3], sm_scale=scaling,
-        causal=True, window_left=window - 1 if sliding else -1, logits_soft_cap=softcap)
-    keys = _write(state, cache, layer, pools, (key, value), read_index, write_index, sliding)
-    attention = _plan_paged(state, (group, spec), spec, keys, q, sliding)
+        arrays.dtype_of(q), arrays.dtype_of(layer.k), arrays.dtype_of(q), q.shape[1], key.shape[1], q.shape[2], value.shape[3], sm_scale=scaling,
+        causal=True, window_left=-1 if layer.window is None else layer.window - 1, logits_soft_cap=softcap)
+    keys = _write(state, layer, (key, value), read_index, write_index)
+    attention = _plan_paged(state, (layer.group, spec), spec, keys, q, layer)
     out = torch.empty((q.shape[0], q.shape[1], value.shape[3]), dtype=query.dtype, device=query.device)
     total = int(state.offsets.rows[-1])
     if total < q.shape[0]:
         out[total:].zero_()
     core.run(attention, q, keys.k, keys.v, out=out, sinks=s_aux)
     return out.unsqueeze(0), None
+
+
+class _Layer:
+    """A layer of a paged cache, in the words of whichever transformers it is.
+
+    group      its entry in read_index and write_index         kind     "full_attention", "sliding_attention"
+    k, v       token slots [slots, kv_heads, dim]              window   tokens that a row sees, None: all"""
+
+    __slots__ = ("group", "kind", "k", "v", "window", "gather")
+
+    def __init__(self, cache, index):
+        allocators = getattr(cache, "layer_to_allocator", None)
+        if allocators is not None:                          # 5.20 and later: an allocator for each group
+            owner = allocators[index]
+            self.group, self.kind, self.window = owner.index, owner.layer_type, getattr(owner, "sliding_window", None)
+            k, v = owner._kv_token_views[index]
+            n = min(k.shape[0], v.shape[0])                 # they begin at different places of one tensor
+            self.k, self.v = k[:n], v[:n]
+
+            def gather(key, value, reads, writes):
+                rows = [x.squeeze(0).transpose(0, 1) for x in (key, value)]
+                return owner.update(*rows, index, reads[self.group], writes[self.group])
+
+        else:
+            self.group, slot = cache.layer_index_to_group_indices[index]
+            window = cache.sliding_windows[index]
+            self.window = None if window in (None, 0, 1) else window
+            self.kind = "full_attention" if self.window is None else "sliding_attention"
+            self.k, self.v = cache.key_cache[slot], cache.value_cache[slot]
+
+            def gather(key, value, reads, writes):
+                return cache.update(key_states=key, value_states=value, layer_idx=index, read_index=reads, write_index=writes)
+
+        self.gather = gather
 
 
 class _Keys:
@@ -281,32 +316,31 @@ class _Keys:
         self.k, self.v, self.ids = k, v, ids
 
 
-def _write(state, cache, layer, pools, new, read_index, write_index, sliding):
+def _write(state, layer, new, reads, writes):
     """Puts the new keys [1, kv_heads, rows, dim] into the cache and says where all keys of the step can be read."""
-    group = cache.layer_index_to_group_indices[layer][0]
-    read, write = read_index[group], write_index[group]
+    read, write = reads[layer.group], writes[layer.group]
     n = len(state.offsets.rows) - 1
-    in_place = not sliding or (state.offsets.one_each and write.numel() == n)
+    in_place = layer.window is None or (state.offsets.one_each and write.numel() == n)
     if read.numel() and not in_place:
-        return _Keys(*cache.update(key_states=new[0], value_states=new[1], layer_idx=layer, read_index=read_index, write_index=write_index))
+        return _Keys(*layer.gather(*new, reads, writes))
     rows = [x.squeeze(0).transpose(0, 1) for x in new]
-    pages = [x.unsqueeze(1) for x in pools]
+    pages = [x.unsqueeze(1) for x in (layer.k, layer.v)]
     append(core.context_for(state.device), *rows, *pages, slots=write)
     if not read.numel():
         return _Keys(*rows)
-    return _Keys(*pages, _with_new(state, group, read, write, n) if sliding else read)
+    return _Keys(*pages, read if layer.window is None else _with_new(state, layer, read, write, n))
 
 
-def _with_new(state, group, read, write, n):
+def _with_new(state, layer, read, write, n):
     """A decode step of a sliding group: each request's last entry stands for its new token, which by now lies at its write slot."""
-    ids = state.planned.get(("ids", group))
+    ids = state.planned.get(("ids", layer.group))
     if ids is None:
-        last = torch.from_numpy(state.offsets.keys(True)[1:n + 1].astype(np.int64) - 1)
-        ids = state.planned["ids", group] = read.index_copy(0, last.to(read.device), write[:n].to(read.dtype))
+        last = torch.from_numpy(state.offsets.keys(layer.kind)[1:n + 1].astype(np.int64) - 1)
+        ids = state.planned["ids", layer.group] = read.index_copy(0, last.to(read.device), write[:n].to(read.dtype))
     return ids
 
 
-def _plan_paged(state, name, spec, keys, q, sliding):
+def _plan_paged(state, name, spec, keys, q, layer):
     """Once a step and group, as the first of its layers comes."""
     form = (keys.ids is None, keys.k.shape[0])
     attention = state.attention(name)
@@ -314,7 +348,7 @@ def _plan_paged(state, name, spec, keys, q, sliding):
         return attention
     rows = state.offsets.rows
     n, total, decode = len(rows) - 1, int(rows[-1]), state.offsets.one_each
-    offsets = state.offsets.keys(sliding) if not (keys.ids is None and keys.k.shape[0] == q.shape[0]) else rows
+    offsets = rows if keys.ids is None and keys.k.shape[0] == q.shape[0] else state.offsets.keys(layer.kind)
     used = int(offsets[-1])
     if keys.ids is None:
         batch = Batch(rows=None if decode else rows, kv_indptr=offsets)
@@ -330,9 +364,10 @@ def _plan_paged(state, name, spec, keys, q, sliding):
 # ---- registration ----
 
 
-def register(name=NAME):
+def register(name=NAME, *, replace_sdpa=False):
     """Makes attn_implementation=NAME and "paged|NAME" known to transformers. May be called again. `name` must not contain "flash", which transformers takes for
-    FlashAttention. Raises ImportError without transformers 5."""
+    FlashAttention. replace_sdpa: also in the place of "sdpa", for releases whose continuous batching takes no other names (5.20 and later). Raises ImportError
+    without transformers 5."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     if "flash" in name or "|" in name:
@@ -341,6 +376,8 @@ def register(name=NAME):
     AttentionMaskInterface.register(name, foveal_mask)
     # No mask function for the paged name: transformers would build a dense one that does not know the packed layout.
     AttentionInterface.register(f"paged|{name}", foveal_paged_attention)
+    if replace_sdpa:
+        AttentionInterface.register("sdpa", foveal_attention)
 
 
 __all__ = ["NAME", "foveal_attention", "foveal_mask", "foveal_paged_attention", "register"]

@@ -5,6 +5,7 @@
     pytest python/tests/test_transformers.py --device cuda      the same on a GPU"""
 
 import importlib.util
+import inspect
 
 import numpy as np
 import pytest
@@ -210,13 +211,29 @@ HAVE_BATCHING = importlib.util.find_spec("transformers.generation.continuous_bat
 batching = pytest.mark.skipif(not HAVE_BATCHING, reason="this transformers has no continuous batching")
 
 
+def prefixed():
+    """Whether continuous batching takes names of the form "paged|...", or "sdpa" alone."""
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    return "read_index" in inspect.signature(PagedAttentionCache.update).parameters
+
+
 def generate_batch(model, kind, tokens=10, **config):
-    from transformers import ContinuousBatchingConfig
+    """kind: foveal, sdpa."""
+    from transformers import AttentionInterface, ContinuousBatchingConfig
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     config = dict(num_blocks=24, block_size=16, max_batch_tokens=64, use_cuda_graph=False, use_async_batching=False) | config
-    model = with_attention(model, kind)
     options = transformers.GenerationConfig(**greedy(tokens) | dict(eos_token_id=-1))
-    made = model.generate_batch(prompts(), generation_config=options, continuous_batching_config=ContinuousBatchingConfig(**config))
+    try:
+        if prefixed():
+            with_attention(model, f"paged|{kind}")
+        else:
+            ft.register(replace_sdpa=kind == "foveal")
+            with_attention(model, "sdpa")
+        made = model.generate_batch(prompts(), generation_config=options, continuous_batching_config=ContinuousBatchingConfig(**config))
+    finally:
+        AttentionInterface.register("sdpa", sdpa_attention_forward)
     by_prompt = sorted(made.items(), key=lambda item: int(item[0].rsplit("_", 1)[-1]))
     assert all(x.error is None for _, x in by_prompt)
     return [x.generated_tokens for _, x in by_prompt]
@@ -228,8 +245,8 @@ def generate_batch(model, kind, tokens=10, **config):
 def test_generate_batch(device, config):
     """Prompts with a common prefix through the paged cache: the tokens of paged|sdpa, and of generate() one by one."""
     model = make_model("llama", device)
-    ours = generate_batch(model, "paged|foveal", **config)
-    assert ours == generate_batch(model, "paged|sdpa", **config)
+    ours = generate_batch(model, "foveal", **config)
+    assert ours == generate_batch(model, "sdpa", **config)
     alone = [with_attention(model, "foveal").generate(torch.tensor([p], device=device), **greedy(10))[0, len(p):].tolist() for p in prompts()]
     assert ours == alone
 
@@ -240,7 +257,7 @@ def test_generate_batch(device, config):
 def test_generate_batch_with_windows(device, name, tokens):
     """Sliding layers, alone and beside full ones, with chunks that are longer and shorter than the window."""
     model = make_model(name, device)
-    ours = generate_batch(model, "paged|foveal", max_batch_tokens=tokens)
+    ours = generate_batch(model, "foveal", max_batch_tokens=tokens)
     alone = [with_attention(model, "foveal").generate(torch.tensor([p], device=device), **greedy(10))[0, len(p):].tolist() for p in prompts()]
     assert ours == alone
 
