@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkstream.c -- graphs, streams, devices, bad data and the compiler's cache on a real GPU: the scenarios (tests/cases/scenarios.md), each a function
- * here of the same number.
+/* checkstream.c -- graphs, streams, devices, bad data and the compiler's cache on a real GPU: the scenarios (tests/cases/scenarios.md), a function each,
+ * of the same number.
  *
  *     checkstream [--device cuda:0] [--match S0] [--kills N]
  *     checkstream --payload THREADS       one process of the scenarios that need fresh ones: runs a decode in each thread, prints what the cache did
@@ -340,7 +340,8 @@ static fv_plan *plan_live(const batch *b, const live *l, const int32_t *lengths,
     const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = b->hq, .num_kv_heads = b->hk, .dim_qk = DIM,
                            .variants = &causal, .num_variants = 1 };
     const int64_t entries = (int64_t)b->n * b->pages;
-    const fv_plan_desc limits = { .max_requests = b->n, .max_rows = b->n, .max_kv_tokens = entries * b->page, .max_pages = entries, .checked = checked };
+    const fv_plan_desc limits = { .max_requests = b->n, .max_rows = b->n, .max_kv_tokens = entries * b->page, .max_pages = entries,
+                                  .checked = checked };
     fv_batch x = { .num_requests = b->n, .lengths = fv_i32(lengths, b->n),
                    .pages = { .page_size = b->page, .num_pages = entries, .ids = fv_i32(b->ids, entries), .table_width = b->pages,
                               .table_stride = b->pages } };
@@ -649,7 +650,8 @@ static void s015(machine *m)
     CALL(fv__cuda_to_device(m->device, ids, page_ids, sizeof page_ids, m->stream[0], &err));
     CALL(fv__cuda_to_host(m->device, before, k, pool + guard, m->stream[0], &err));
     CALL(fv__cuda_stream_sync(m->device, m->stream[0], &err));
-    const fv_tensor fresh = { .data = (void *)(uintptr_t)rows, .dtype = "bf16", .ndim = 3, .shape = { 1, HEADS, DIM }, .stride = { HEADS * DIM, DIM, 1 } };
+    const fv_tensor fresh = { .data = (void *)(uintptr_t)rows, .dtype = "bf16", .ndim = 3, .shape = { 1, HEADS, DIM },
+                              .stride = { HEADS * DIM, DIM, 1 } };
     fv_append_desc d = { .new_k = fresh, .new_v = fresh, .num_requests = 1, .rows = fv_i32(row_offsets, 2), .lengths = fv_i32(&full, 1),
                          .pages = { .page_size = PAGE, .num_pages = PAGES, .indptr = fv_i32(indptr, 2), .ids = fv_i32(page_ids, PAGES) } };
     d.k = (fv_tensor){ .data = (void *)(uintptr_t)k, .dtype = "bf16", .ndim = 4, .shape = { PAGES, PAGE, HEADS, DIM },
@@ -1102,7 +1104,8 @@ static const struct { const char *name; void (*fn)(machine *m); bool fresh; } sc
     { "S103", s103, true }, { "S104", s104, true }, { "S105", s105, true }, { "S106", s106, true }, { "S107", s107, true }, { "S109", s109, true },
     { "S013", s013, false }, { "S015", s015, false }, { "S026", s026, false }, { "S089", s089, false }, { "S100", s100, false },
     { "S031", s031, false }, { "S093", s093, false },
-    { "S094 direct", s094_direct, false }, { "S094", s094, false }, { "S096", s096, false }, { "S099", s099, false }, { "S111", s111, false }, { "S112", s112, false },
+    { "S094 direct", s094_direct, false }, { "S094", s094, false }, { "S096", s096, false }, { "S099", s099, false }, { "S111", s111, false },
+    { "S112", s112, false },
 };
 
 int main(int argc, char **argv)

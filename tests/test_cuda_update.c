@@ -50,7 +50,8 @@ static int set_up(void **state)
     char command[400], path[100];
     (void)state;
     if (!mkdtemp(folder)) return -1;
-    snprintf(command, sizeof command, "cc -std=c11 -D_GNU_SOURCE -shared -fPIC -w -o %s/libcuda.so.1 tests/fake/cuda.c tests/fake/watch.c -ldl", folder);
+    snprintf(command, sizeof command, "cc -std=c11 -D_GNU_SOURCE -shared -fPIC -w -o %s/libcuda.so.1 tests/fake/cuda.c tests/fake/watch.c -ldl",
+             folder);
     if (system(command)) return -1;
     snprintf(command, sizeof command, "cc -std=c11 -shared -fPIC -w -o %s/libnvrtc.so.13 tests/fake/no_nvrtc.c", folder);
     if (system(command)) return -1;
@@ -88,7 +89,8 @@ static int tear_down(void **state)
 static fv_plan *make_plan(bool checked, fv_sharing sharing)
 {
     const fv_variant_use causal = { .name = "causal" };
-    const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = HEADS, .dim_qk = DIM, .variants = &causal, .num_variants = 1 };
+    const fv_problem p = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = HEADS, .dim_qk = DIM, .variants = &causal,
+                           .num_variants = 1 };
     const fv_plan_desc limits = { .max_requests = MAX_REQUESTS, .max_rows = 2 * MAX_REQUESTS, .max_kv_tokens = MAX_REQUESTS * WIDTH * PAGE,
                                   .max_pages = 2 * MAX_REQUESTS * WIDTH, .checked = checked, .sharing = sharing };
     fv_plan *plan = NULL;
@@ -134,7 +136,8 @@ static void make_tables(tables *t, int n, const int32_t *lengths, bool wide, int
     memcpy(t->lengths, lengths, sizeof *lengths * (size_t)n);
     const fv_index ids = { .host = t->ids, .count = n * WIDTH, .stride = stride, .type = wide ? FV_INDEX_I64 : FV_INDEX_I32 };
     t->batch = (fv_batch){ .num_requests = n, .lengths = fv_i32(t->lengths, n),
-                           .pages = { .page_size = PAGE, .num_pages = MAX_REQUESTS * WIDTH, .ids = ids, .table_width = WIDTH, .table_stride = WIDTH } };
+                           .pages = { .page_size = PAGE, .num_pages = MAX_REQUESTS * WIDTH, .ids = ids, .table_width = WIDTH,
+                                      .table_stride = WIDTH } };
     if (!v_too) return;
     t->batch.pages.v_ids = ids;
     t->batch.pages.v_ids.host = t->v_ids;

@@ -6,8 +6,8 @@
  *     step | the plan | arguments' arrays, row positions, page ids, V's page ids | tickets | stamps | scratch | partials
  *     \--- an update's upload: the front of it, from one of NUM_STAGES pinned buffers ---/
  *
- * The plan is made in the pinned buffer itself, the lists are put behind it without gaps, and one copy brings what is used of it. The step and the plan
- * are at fixed addresses; the step says where the lists are. What the caller has on the device already (page ids, lengths, arrays of variants) stays
+ * The plan is made in the pinned buffer itself, the lists are put behind it without gaps, and one copy brings what is used of it. The step and the
+ * plan are at fixed addresses; the step says where the lists are. What the caller has on the device already (page ids, lengths, arrays of variants) stays
  * there; the step holds its address. In checked mode kernels/stale.cu stamps that memory at an update and looks at it again at each run. */
 #include "../engine.h"
 #include "state.h"
@@ -187,7 +187,8 @@ static fv_status may_update(fv_plan *plan, fv_stream stream, fv_error *err)
     const fv__cuda_device *device = cuda_of(plan->ctx)->device;
     bool capturing = false;
     FV_TRY(fv__cuda_stream_capturing(device, stream, &capturing, err));
-    if (capturing) return fv__fail(err, FV_E_NOT_READY, "stream", 0, 0, "the stream is being captured: update the plan before or after, between replays");
+    if (capturing)
+        return fv__fail(err, FV_E_NOT_READY, "stream", 0, 0, "the stream is being captured: update the plan before or after, between replays");
     if (s->used[s->next]) FV_TRY(fv__cuda_event_sync(device, s->done[s->next], err));
     plan->blob = (fv__plan_head *)(void *)(s->stage[s->next] + s->blob.at);
     return FV_OK;
@@ -275,8 +276,8 @@ static fv_status put_ids(uploader *u, const fv_index *x, const char *field, cons
     if (x->device || !fv__index_given(x)) return FV_OK;
     const int64_t bytes = x->count > 0 ? ((x->count - 1) * x->stride + 1) * (int64_t)index_bytes(x) : 0;
     if (bytes > u->s->ids_room)
-        return fv__fail(u->err, FV_E_CAPACITY, field, bytes, u->s->ids_room, "%s has %lld bytes on the host; limits.max_pages makes room for %lld", field,
-                        (long long)bytes, (long long)u->s->ids_room);
+        return fv__fail(u->err, FV_E_CAPACITY, field, bytes, u->s->ids_room,
+                        "%s has %lld bytes on the host; limits.max_pages makes room for %lld", field, (long long)bytes, (long long)u->s->ids_room);
     memcpy(put_list(u, bytes, data), x->host, (size_t)bytes);
     return FV_OK;
 }
@@ -352,7 +353,8 @@ static fv_status put_positions(uploader *u)
         return FV_OK;
     }
     if (!x->host)
-        return fv__fail(u->err, FV_E_UNSUPPORTED, "batch.row_positions", x->stride, 1, "row positions on the device alone must be dense 32-bit integers");
+        return fv__fail(u->err, FV_E_UNSUPPORTED, "batch.row_positions", x->stride, 1,
+                        "row positions on the device alone must be dense 32-bit integers");
     int32_t *out = (int32_t *)(void *)put_list(u, rows * (int64_t)sizeof *out, &there);
     for (int64_t i = 0; i < rows; i++) out[i] = (int32_t)fv__index_at(x, i);
     u->step->row_positions = there;

@@ -98,8 +98,8 @@ int fv__cuda_list(char (*lines)[160], int max_lines, char *why, size_t why_size)
             continue;
         }
         const fv__cuda_facts *f = &device->facts;
-        snprintf(lines[n++], sizeof *lines, "cuda:%d %.64s, compute capability %d.%d, %d SMs, %.1f GiB, driver for CUDA %d.%d", i, f->name, f->cc_major,
-                 f->cc_minor, f->num_sms, (double)f->memory_bytes / (1 << 30), device->api.version / 1000, device->api.version % 1000 / 10);
+        snprintf(lines[n++], sizeof *lines, "cuda:%d %.64s, compute capability %d.%d, %d SMs, %.1f GiB, driver for CUDA %d.%d", i, f->name,
+                 f->cc_major, f->cc_minor, f->num_sms, (double)f->memory_bytes / (1 << 30), device->api.version / 1000, device->api.version % 1000 / 10);
         fv__cuda_device_close(&device);
     }
     return n;

@@ -16,8 +16,8 @@ void fv__cuda_faults(fv_ctx *ctx, fv__faults *out, int clear);
  * `why` (driver not found, no device). */
 int fv__cuda_list(char (*lines)[160], int max_lines, char *why, size_t why_size);
 
-/* What kernels are compiled with and where they are kept: "nvrtc 13.0, /usr/local/cuda/lib64/libnvrtc.so.13" or why there is none; the cache folder, or
- * that they stay in memory. ctx NULL: as a context opened now would have it. */
+/* What kernels are compiled with and where they are kept: "nvrtc 13.0, /usr/local/cuda/lib64/libnvrtc.so.13" or why there is none; the cache folder,
+ * or that they stay in memory. ctx NULL: as a context opened now would have it. */
 void fv__cuda_tools(const fv_ctx *ctx, char *compiler, size_t compiler_size, char *folder, size_t folder_size);
 
 #endif

@@ -56,8 +56,8 @@ void fv__cuda_jit_stats_of(fv__cuda_jit *jit, fv__cuda_jit_stats *stats);
 int fv__cuda_arch_number(const char *arch);                     /* 90 of "sm_90a"; 0: it is none */
 bool fv__cuda_arch_known(const char *arch);                     /* its devices' shared memory is known, so kernels can be shaped for them */
 
-/* ---- programs.c: what may be compiled for GPUs that are not there. visit is called for each program, with the oldest arch that it is for (90); quick
- * marks a small selection. What it is given is its own only while it runs. */
+/* ---- programs.c: what may be compiled for GPUs that are not there. visit is called for each program, with the oldest arch that it is for (90);
+ * quick marks a small selection. What it is given is its own only while it runs. */
 typedef void fv__cuda_visit_fn(void *user, const fv__cuda_program *program, int oldest, bool quick);
 
 /* The builds of every kernel that are worth checking on devices of an arch. */
@@ -66,8 +66,8 @@ void fv__cuda_programs(const char *arch, fv__cuda_visit_fn *visit, void *user);
 void fv__cuda_plain_programs(fv__cuda_visit_fn *visit, void *user);
 /* The builds of the attention kernel that plans for a problem may ask for: decode or not, invariant or not. */
 fv_status fv__cuda_problem_programs(const fv_problem *problem, const char *arch, fv__cuda_visit_fn *visit, void *user, fv_error *err);
-/* Those that the lines "checkjit: OPTIONS" of a text ask for ("full": not quick, "sm>=90": from that arch on), or one without options. `embedded`: the
- * text is one of fv__cuda_sources. */
+/* Those that the lines "checkjit: OPTIONS" of a text ask for ("full": not quick, "sm>=90": from that arch on), or one without options. `embedded`:
+ * the text is one of fv__cuda_sources. */
 void fv__cuda_text_programs(const char *source, const char *text, bool embedded, fv__cuda_visit_fn *visit, void *user);
 
 #endif

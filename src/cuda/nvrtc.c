@@ -281,8 +281,8 @@ static bool search(fv__nvrtc *n)
     static const char *const toolkit[] = { "lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib" };
     const char *environment = fv__os_env("VIRTUAL_ENV");
     return take_by_loader(n, RTLD_NOLOAD) || take_neighbours(n) || (environment && take_python(n, environment)) || take_path(n)
-        || take_variable(n, "CONDA_PREFIX") || take_unloaded(n) || take_by_loader(n, 0) || take_variable(n, "CUDA_HOME") || take_variable(n, "CUDA_PATH")
-        || take_below(n, "/usr/local/cuda", toolkit, FV__COUNT(toolkit));
+        || take_variable(n, "CONDA_PREFIX") || take_unloaded(n) || take_by_loader(n, 0) || take_variable(n, "CUDA_HOME")
+        || take_variable(n, "CUDA_PATH") || take_below(n, "/usr/local/cuda", toolkit, FV__COUNT(toolkit));
 }
 
 static bool take_named(fv__nvrtc *n, const char *named)

@@ -162,7 +162,8 @@ static void visit_line(const char *source, const char *text, const char *line, s
     }
     for (int i = 0; i < n && at < (int)sizeof name; i++) at += snprintf(name + at, sizeof name - (size_t)at, " %s", options[i]);
     const fv__jit_text extra = { source, text };
-    const fv__cuda_program program = { .name = name, .source = source, .extra = &extra, .num_extra = text != NULL, .options = options, .num_options = n };
+    const fv__cuda_program program = { .name = name, .source = source, .extra = &extra, .num_extra = text != NULL, .options = options,
+                                       .num_options = n };
     visit(user, &program, oldest, quick);
     free(words);
 }
