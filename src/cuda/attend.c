@@ -185,12 +185,13 @@ static fv_status refuse(fv_error *err, const char *field, int64_t value, int64_t
     return fv__fail(err, FV_E_UNSUPPORTED, field, value, limit, "attend_sm80: %s", what);
 }
 
-/* Widening narrow types, three products for one, and hooks on scores need registers that the scores of 64 keys leave no room for beside many rows. In
- * the invariant mode the tile is a function of problem and device alone, so that a request has the same bits in the decode build. */
+/* Widening narrow types, three products for one, and hooks on scores or keys need registers that the scores of 64 keys leave no room for beside many
+ * rows. In the invariant mode the tile is a function of problem and device alone, so that a request has the same bits in the decode build. */
 static int largest_tile(const fv__attend_config *c, int size)
 {
-    const bool plain = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->scaled;
-    return plain || size == 0 || c->invariant ? 64 : 32;
+    const bool hooked = c->convert_k || c->convert_v, plain = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->scaled && !hooked;
+    if (c->invariant) return hooked ? 32 : 64;
+    return plain || size == 0 ? 64 : 32;
 }
 
 /* Tile and kinds. */
