@@ -335,3 +335,96 @@ def test_module_names():
 
     assert flashinfer.norm.rmsnorm is flashinfer.rmsnorm is fi.rmsnorm
     assert flashinfer.activation.silu_and_mul is fi.silu_and_mul and flashinfer.sampling.top_k_renorm_prob is fi.top_k_renorm_prob
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def on_device(device, rng):
+    """The same torch tensors on the CPU and on the device (pytest --device cuda; the CPU once more without it)."""
+    import torch
+
+    def pair(x, dtype=torch.float32):
+        x = torch.from_numpy(np.array(x)).to(dtype)
+        return x, x.to(device)
+
+    return torch, pair
+
+
+def test_device_has_the_same_bytes(device, rng):
+    """Softmax, filters, samples and drafts: what one device says, all say."""
+    torch, pair = on_device(device, rng)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = pair(rng.standard_normal((5, 33000)) * 4, dtype)
+        p = [fi.softmax(each, 0.7) for each in x]
+        assert torch.equal(p[0], p[1].cpu()) and p[1].device == x[1].device
+        for call in (lambda q, z: fi.top_k_renorm_probs(q, 40), lambda q, z: fi.top_p_renorm_probs(q, 0.8), lambda q, z: fi.top_k_mask_logits(z, 77),
+                     lambda q, z: fi.sampling_from_probs(q, seed=1, offset=2), lambda q, z: fi.min_p_sampling_from_probs(q, 0.05, seed=1, offset=3),
+                     lambda q, z: fi.sampling_from_logits(z, seed=5, offset=2),
+                     lambda q, z: fi.top_k_top_p_sampling_from_probs(q, 40, 0.8, seed=7, offset=2),
+                     lambda q, z: fi.top_k_top_p_sampling_from_logits(z, 40, 0.8, filter_apply_order="joint", seed=7, offset=2)):
+            one, two = call(p[0], x[0]), call(p[1], x[1])
+            assert torch.equal(one, two.cpu())
+    q, t = pair(make_probs(rng, 12, 500).reshape(4, 3, 500)), pair(make_probs(rng, 16, 500).reshape(4, 4, 500))
+    tokens = pair(rng.integers(0, 500, (4, 3)), torch.int32)
+    one, two = (fi.chain_speculative_sampling(q[i], tokens[i], t[i], seed=3, offset=1) for i in range(2))
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(one, two))
+
+
+def test_device_norms_and_activations(device, rng):
+    torch, pair = on_device(device, rng)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for width in (128, 4096):
+            x, r, w = pair(rng.standard_normal((9, width)), dtype), pair(rng.standard_normal((9, width)), dtype), pair(rng.standard_normal(width), dtype)
+            word = str(dtype)[6:]
+            for name in ("rmsnorm", "gemma_rmsnorm"):
+                close(getattr(fi, name)(x[1], w[1]).cpu(), norm_of(numbers(x[0]), numbers(w[0]), 1e-6, name[0] == "g"), word)
+            for name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+                close(getattr(fi, name)(x[1]).cpu(), numbers(getattr(fi, name)(x[0])), word)
+            total = numbers(x[0]) + numbers(r[0])
+            fi.fused_add_rmsnorm(x[1], r[1], w[1])
+            close(r[1].cpu(), total, word)
+            close(x[1].cpu(), norm_of(total, numbers(w[0]), 1e-6), word)
+
+
+def test_device_generators(device, rng):
+    torch, pair = on_device(device, rng)
+    _, p = pair(make_probs(rng, 64, 1000))
+
+    def three():
+        torch.manual_seed(17)
+        return [tuple(fi.sampling_from_probs(p).tolist()) for _ in range(3)]
+
+    assert three() == three() and len(set(three())) == 3
+    own = torch.Generator(device)
+    once = fi.sampling_from_probs(p, generator=own.manual_seed(4))
+    assert torch.equal(once, fi.sampling_from_probs(p, generator=own.manual_seed(4)))
+    assert not torch.equal(once, fi.sampling_from_probs(p, generator=own))
+
+
+def test_device_graph(device, rng):
+    """Seed and offset in tensors: a captured graph draws anew at every replay."""
+    torch, pair = on_device(device, rng)
+    if device.type != "cuda":
+        pytest.skip("graphs are of a GPU")
+    _, x = pair(rng.standard_normal((16, 5000)) * 3)
+    _, seed = pair([9], torch.int64)
+    _, offset = pair([0], torch.int64)
+    foveal.warm_ops(fi._core.context_for(f"cuda:{device.index or torch.cuda.current_device()}"))
+
+    def drawn():
+        return fi.top_k_top_p_sampling_from_probs(fi.softmax(x), 50, 0.9, seed=seed, offset=offset)
+
+    wanted = []
+    for step in range(4):
+        offset.fill_(step)
+        wanted.append(drawn().tolist())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ids_out = drawn()
+    for step in range(4):
+        offset.fill_(step)
+        graph.replay()
+        assert ids_out.tolist() == wanted[step]
+    assert len({tuple(w) for w in wanted}) == 4

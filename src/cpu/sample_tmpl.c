@@ -9,8 +9,8 @@
  *   tally    one pass: how many values are at least t, their weight, the least of them, the largest of the others
  *
  * Nothing is sorted. A threshold is found by halving the range of floats, in the order of their bits, where both ends move to values that exist; once
- * few values are between them, only those are looked at. A sample with top k or top p is drawn first and looked at afterwards, which is most often one
- * pass more. */
+ * few values are between them, only those are looked at. A sample with top k or top p is drawn first and looked at afterwards, which is most
+ * often one pass more. */
 #include "cpu_companions.h"
 #include "row_io.h"
 

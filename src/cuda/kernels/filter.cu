@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* filter.cu -- softmax, renormalised top k and top p, masked top k: a block a row. The row is read once for its largest value, once for its sum, a few
- * times where a threshold is looked for (until its 4096 candidates are in shared memory), and once to be written; y may be x.
+/* filter.cu -- softmax, renormalised top k and top p, masked top k: a block a row. The row is read once for its largest value, once for its sum, a
+ * few times where a threshold is looked for (until its 4096 candidates are in shared memory), and once to be written; y may be x.
  *
  * checkjit: --fmad=false */
 #ifdef __CUDACC_RTC__                   /* the host half is ../companions.c */
