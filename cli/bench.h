@@ -66,6 +66,7 @@ void bench_report(bench *b, const result *r);
 
 /* fv_plan_update alone, in us. Lengths of "ragged" batches are spread over 16..2047. */
 bool bench_plan(bench *b, const char *name, int64_t n, int32_t rows_each, bool ragged);
+bool bench_plan_of(bench *b, const char *name, const workload_desc *desc);
 
 int32_t *bench_constant(int64_t n, int32_t x);  /* n times x; the caller's to free */
 

@@ -321,6 +321,23 @@ static bool plan_prefills(bench *b, const char *name)
     return bench_plan(b, name, 32, 8192, false);
 }
 
+/* A million page ids: taken along by each update, or read where they are. */
+static bool plan_ids(bench *b, const char *name, bool on_device)
+{
+    enum { N = 256 };
+    int32_t *rows = bench_constant(N, 1), *lengths = bench_constant(N, 4096);
+    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 1,
+                                 .num_requests = N, .rows = rows, .lengths = lengths,
+                                 .no_tensors = true, .ids_on_device = on_device };
+    const bool good = bench_plan_of(b, name, &desc);
+    free(rows);
+    free(lengths);
+    return good;
+}
+
+static bool plan_host_ids(bench *b, const char *name) { return plan_ids(b, name, false); }
+static bool plan_device_ids(bench *b, const char *name) { return plan_ids(b, name, true); }
+
 /* ---- compiling ---- */
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
@@ -396,6 +413,8 @@ static const bench_case others[] = {
     { "plan 256 decodes", plan_decodes },
     { "plan 4096 ragged decodes", plan_ragged },
     { "plan 32 prefills of 8192", plan_prefills },
+    { "plan 256 x 4096 page 1 ids on the host", plan_host_ids },
+    { "plan 256 x 4096 page 1 ids on the GPU", plan_device_ids },
     { "compile causal softcap window cold", compile_cold },
     { "compile causal softcap window from disk", compile_warm },
 };

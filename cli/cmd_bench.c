@@ -168,6 +168,21 @@ void bench_zipf(int32_t lengths[BENCH_SKEW_REQUESTS])
             i ? (int32_t)lround(BENCH_SKEW_TOTAL / (harmonic * (i + 1))) : left;
 }
 
+bool bench_plan_of(bench *b, const char *name, const workload_desc *desc)
+{
+    workload w;
+    candidate c = { bench_time_plan, &w, { 0 } };
+    const bool good = workload_open(b->ctx, b->gpu, desc, &w) && bench_take_turns(b, &c, 1);
+    if (good) {
+        result r = { .goal = "0", .name = name, .unit = "us" };
+        bench_set_ours(&r, &c, 1e6, false);
+        bench_report(b, &r);
+    }
+    bench_free(&c, 1);
+    workload_close(&w);
+    return good;
+}
+
 bool bench_plan(bench *b, const char *name, int64_t n, int32_t rows_each, bool ragged)
 {
     int32_t *rows = bench_constant(n, rows_each), *lengths = bench_constant(n, rows_each);
@@ -176,17 +191,7 @@ bool bench_plan(bench *b, const char *name, int64_t n, int32_t rows_each, bool r
     const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
                                  .num_requests = n, .rows = rows, .lengths = lengths,
                                  .no_tensors = true };
-    workload w;
-    bool good = workload_open(b->ctx, b->gpu, &desc, &w);
-    candidate c = { bench_time_plan, &w, { 0 } };
-    good = good && bench_take_turns(b, &c, 1);
-    if (good) {
-        result r = { .goal = "0", .name = name, .unit = "us" };
-        bench_set_ours(&r, &c, 1e6, false);
-        bench_report(b, &r);
-    }
-    bench_free(&c, 1);
-    workload_close(&w);
+    const bool good = bench_plan_of(b, name, &desc);
     free(rows);
     free(lengths);
     return good;

@@ -138,8 +138,7 @@ static bool make_tensors(workload *w)
     const workload_desc *d = &w->desc;
     const element_type *type = cache_type(d), *bf16 = element_find("bf16");
     const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys,
-                  heads = w->total_rows * d->q_heads * bf16->bytes,
-                  ids = w->total_pages * (int64_t)sizeof *w->page_ids;
+                  heads = w->total_rows * d->q_heads * bf16->bytes;
     w->k_bytes = div_up(tokens * d->kv_heads * d->dim * type->bytes, 256) * 256;
     w->v_bytes = d->latent ? 0
                            : div_up(tokens * d->kv_heads * dim_v(d) * type->bytes, 256) * 256;
@@ -147,17 +146,25 @@ static bool make_tensors(workload *w)
     if (!memory_allocate(w->gpu, heads * d->dim, &w->q) ||
         !memory_allocate(w->gpu, heads * dim_v(d), &w->o) ||
         !memory_allocate(w->gpu, w->k_bytes * w->copies, &w->k) ||
-        (w->v_bytes && !memory_allocate(w->gpu, w->v_bytes * w->copies, &w->v)) ||
-        (w->gpu && ids && !memory_allocate(w->gpu, ids, &w->ids)))
+        (w->v_bytes && !memory_allocate(w->gpu, w->v_bytes * w->copies, &w->v)))
         return false;
     fill(bf16, &w->q, heads * d->dim, 1);
     fill(type, &w->k, w->k_bytes * w->copies, 2);
     if (w->v_bytes)
         fill(type, &w->v, w->v_bytes * w->copies, 3);
-    if (w->ids.data) {
-        memcpy(w->ids.data, w->page_ids, (size_t)ids);
-        memory_put(&w->ids, 0, ids);
-    }
+    return true;
+}
+
+/* Page ids where kernels read them. */
+static bool put_ids(workload *w)
+{
+    const int64_t bytes = w->total_pages * (int64_t)sizeof *w->page_ids;
+    if (!w->gpu || !bytes)
+        return true;
+    if (!memory_allocate(w->gpu, bytes, &w->ids))
+        return false;
+    memcpy(w->ids.data, w->page_ids, (size_t)bytes);
+    memory_put(&w->ids, 0, bytes);
     return true;
 }
 
@@ -207,7 +214,8 @@ bool workload_open(fv_ctx *ctx, gpu *where, const workload_desc *desc, workload 
 {
     *out = (workload){ .desc = *desc, .gpu = where, .copies = 1 };
     make_batch(out);
-    return (desc->no_tensors || make_tensors(out)) && make_plan(ctx, out);
+    return (desc->no_tensors || make_tensors(out)) &&
+           ((desc->no_tensors && !desc->ids_on_device) || put_ids(out)) && make_plan(ctx, out);
 }
 
 void workload_close(workload *w)

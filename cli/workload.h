@@ -25,7 +25,8 @@ typedef struct workload_desc {
                                            from as many. 0: as long as it is */
     int32_t window;                     /* keys seen before a row's own; 0: all */
     bool rope;                          /* keys are stored unturned, and turned as they are read */
-    bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone */
+    bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone ... */
+    bool ids_on_device;                 /* ... with page ids on the GPU too, as with tensors */
 } workload_desc;
 
 typedef struct workload {
