@@ -1,48 +1,87 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkvariant.c -- variants' texts against their own definitions, on a GPU or on the CPU levels of this machine; also where there is no cmocka.
  *
- *     checkvariant [--device cuda:0] [--cpu ISA] [FILE ...]        default: every built-in, tests/variants/ and examples/variants/
+ *     checkvariant [--device cuda:0] [--cpu ISA] [--jobs N] [--shapes WORD,...] [--alone 1] [FILE ...]
  *
- * Each alone and behind causal, on every shape of spec.c. What a device refuses by name is counted apart. Exit status: 0 all passed, 1 something
- * failed, 77 there is no such device. */
+ * FILE: a text; default: every built-in, tests/variants/ and examples/variants/.
+ *
+ * Each alone and behind causal, on every shape of spec.c (whose name holds one of the words), N of them at once (a GPU's kernels take seconds to
+ * compile: 8 there, else 1). What a device refuses by name is counted apart. Exit status: 0 all passed, 1 something failed, 77 there is no such
+ * device. */
 #include "spec.h"
 #include "variant.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static struct {
     fv_ctx *ctx;
-    const char *label;
+    const char *label, *shapes;
+    bool alone;
+    int jobs;
     int passed, failed, refused;
-    double share;
-    const char *shape;
-} g;
+    pthread_mutex_t mutex;
+} g = { .jobs = 0, .mutex = PTHREAD_MUTEX_INITIALIZER };
 
-/* *why: the first refusal or fault. */
-static void check_shape(const fv_variant_use *uses, int n, const spec_shape *shape, char why[400])
+/* One list of variants on all shapes. */
+typedef struct task {
+    const fv_variant_use *uses;
+    int n, next;                        /* next: shape to take */
+    double share;
+    char why[400];                      /* the first refusal or fault */
+} task;
+
+static void count(task *t, const spec_shape *shape, fv_status s, const spec_result *r, const fv_error *err)
 {
-    spec_result r;
-    fv_error err = { 0 };
-    const fv_status s = spec_compare(g.ctx, uses, n, shape, &r, &err);
-    if (s == FV_OK && r.share <= 1) {
-        g.passed++;
-        g.share = r.share > g.share ? r.share : g.share;
-        return;
+    const bool fine = s == FV_OK && r->share <= 1, refused = s == FV_E_UNSUPPORTED;
+    g.passed += fine;
+    g.refused += refused;
+    g.failed += !fine && !refused;
+    if (fine && r->share > t->share) t->share = r->share;
+    if (!fine && !*t->why)
+        snprintf(t->why, sizeof t->why, "%s %.20s: %.300s", refused ? "refused" : "FAIL", shape->name, s == FV_OK ? r->worst : err->text);
+}
+
+static bool is_wanted(const spec_shape *shape)
+{
+    for (const char *at = g.shapes; at && *at; at += strcspn(at, ","), at += *at == ',') {
+        char word[32];
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        if (strstr(shape->name, word)) return true;
     }
-    if (s == FV_E_UNSUPPORTED) g.refused++;
-    else g.failed++;
-    if (!*why) snprintf(why, 400, "%s %.20s: %.300s", s == FV_E_UNSUPPORTED ? "refused" : "FAIL", shape->name, s == FV_OK ? r.worst : err.text);
+    return !g.shapes;
+}
+
+static void *take_shapes(void *arg)
+{
+    task *t = arg;
+    pthread_mutex_lock(&g.mutex);
+    while (spec_shapes[t->next].name) {
+        const spec_shape *shape = &spec_shapes[t->next++];
+        spec_result r;
+        fv_error err = { 0 };
+        if (!is_wanted(shape)) continue;
+        pthread_mutex_unlock(&g.mutex);
+        const fv_status s = spec_compare(g.ctx, t->uses, t->n, shape, &r, &err);
+        pthread_mutex_lock(&g.mutex);
+        count(t, shape, s, &r, &err);
+    }
+    pthread_mutex_unlock(&g.mutex);
+    return NULL;
 }
 
 static void check_uses(const char *name, const fv_variant_use *uses, int n)
 {
-    char why[400] = "";
-    g.share = 0;
-    for (const spec_shape *shape = spec_shapes; shape->name; shape++) check_shape(uses, n, shape, why);
-    printf("%-10s %-24s %5.2f  %s\n", g.label, name, g.share, why);
+    pthread_t threads[64];
+    int started = 0;
+    task t = { .uses = uses, .n = n };
+    while (started < g.jobs - 1 && !pthread_create(&threads[started], NULL, take_shapes, &t)) started++;
+    take_shapes(&t);
+    while (started > 0) pthread_join(threads[--started], NULL);
+    printf("%-10s %-24s %5.2f  %s\n", g.label, name, t.share, t.why);
 }
 
 static void check_variant(const fv_variant *v)
@@ -50,7 +89,7 @@ static void check_variant(const fv_variant *v)
     char name[48];
     snprintf(name, sizeof name, "causal, %s", v->meta.name);
     check_uses(v->meta.name, &(fv_variant_use){ .variant = v }, 1);
-    if (strcmp(v->meta.name, "causal")) check_uses(name, (fv_variant_use[]){ { .name = "causal" }, { .variant = v } }, 2);
+    if (!g.alone && strcmp(v->meta.name, "causal")) check_uses(name, (fv_variant_use[]){ { .name = "causal" }, { .variant = v } }, 2);
 }
 
 static void check_file(const char *path)
@@ -127,12 +166,16 @@ int main(int argc, char **argv)
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
         if (!strcmp(argv[first], "--device")) device = argv[first + 1];
         else if (!strcmp(argv[first], "--cpu")) isa = argv[first + 1];
+        else if (!strcmp(argv[first], "--shapes")) g.shapes = argv[first + 1];
+        else if (!strcmp(argv[first], "--alone")) g.alone = atoi(argv[first + 1]) != 0;
+        else if (!strcmp(argv[first], "--jobs")) g.jobs = atoi(argv[first + 1]);
         else break;
     }
     if (first < argc && argv[first][0] == '-') {
-        fprintf(stderr, "usage: checkvariant [--device NAME] [--cpu ISA] [FILE ...]\n");
+        fprintf(stderr, "usage: checkvariant [--device NAME] [--cpu ISA] [--jobs N] [--shapes WORD,...] [--alone 1] [FILE ...]\n");
         return 2;
     }
+    if (g.jobs < 1 || g.jobs > 64) g.jobs = strcmp(device, "cpu") ? 8 : 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 0; (level = spec_level(i, &available)); i++) {
         const bool cpu = !strcmp(device, "cpu");

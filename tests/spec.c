@@ -396,6 +396,9 @@ static fv_status find_variants(subject *s, const fv_variant_use *uses, int num_u
     return FV_OK;
 }
 
+/* Copies and launches go to one stream, in order. */
+static fv_stream stream_of(const subject *s) { return s->ctx->cuda ? (fv_stream)s->ctx->cuda->stream : NULL; }
+
 static fv_status make_plan(subject *s)
 {
     const spec_shape *h = s->shape;
@@ -404,15 +407,15 @@ static fv_status make_plan(subject *s)
                                   .max_pages = h->page ? s->page_indptr[h->num_requests] + 1 : 0, .splits = h->splits, .invariant = h->invariant,
                                   .chunk = 64, .sharing = h->shared_pages ? FV_SHARING_FIND : FV_SHARING_OFF };
     fv_batch batch = { .num_requests = h->num_requests, .rows = fv_i32(s->row_indptr, h->num_requests + 1),
-                       .lengths = fv_i32(s->lengths, h->num_requests), .first_positions = fv_i32(s->first_positions, h->num_requests), .args = s->lists[FV__BIND_BATCH],
-                       .num_args = s->counts[FV__BIND_BATCH] };
+                       .lengths = fv_i32(s->lengths, h->num_requests), .first_positions = fv_i32(s->first_positions, h->num_requests),
+                       .args = s->lists[FV__BIND_BATCH], .num_args = s->counts[FV__BIND_BATCH] };
     if (h->page)
         batch.pages = (fv_pages){ .page_size = h->page, .num_pages = s->num_pages, .indptr = fv_i32(s->page_indptr, h->num_requests + 1),
                                   .ids = fv_i32(s->page_ids, s->page_indptr[h->num_requests]) };
     else
         batch.kv_indptr = fv_i32(s->kv_indptr, h->num_requests + 1);
     FV_TRY(fv_plan_create(s->ctx, &problem, &limits, &s->plan, s->err));
-    return fv_plan_update(s->plan, NULL, &batch, NULL, s->err);
+    return fv_plan_update(s->plan, NULL, &batch, stream_of(s), s->err);
 }
 
 static fv_status begin(subject *s, fv_ctx *ctx, const fv_variant_use *uses, int num_uses, const spec_shape *shape, fv_error *err)
@@ -474,7 +477,7 @@ static fv_status run(subject *s)
                      .v = cache_tensor(s, &s->v, h->dim_v), .o = dense(s, &s->o, h->type, 3, (int64_t[]){ s->total_rows, h->q_heads, h->dim_v }),
                      .args = s->lists[FV__BIND_RUN], .num_args = s->counts[FV__BIND_RUN] };
     if (!has_hook(s, FV__HOOK_WEIGHT)) t.lse = dense(s, &s->lse, "f32", 2, (int64_t[]){ s->total_rows, h->q_heads });
-    return fv_run(s->plan, &t, NULL, s->err);
+    return fv_run(s->plan, &t, stream_of(s), s->err);
 }
 
 /* --------------------------------------------------------------------------------------------------------- definitions */
@@ -764,7 +767,7 @@ enum { MAX_TIMES = 1000 };
 static fv_status run_and_wait(subject *s)
 {
     FV_TRY(run(s));
-    return s->ctx->cuda ? fv__cuda_stream_sync(s->ctx->cuda->device, NULL, s->err) : FV_OK;
+    return s->ctx->cuda ? fv__cuda_stream_sync(s->ctx->cuda->device, s->ctx->cuda->stream, s->err) : FV_OK;
 }
 
 static fv_status measure(subject *s, double seconds, double *ms)

@@ -39,7 +39,7 @@ typedef struct spec_result {
     char kernel[64];
 } spec_result;
 
-/* One run of `uses` (by name or handle, in this order; their args are not used) on `shape`. A status that is not FV_OK: no result. */
+/* One run of `uses`, by any thread (by name or handle, in this order; their args are not used) on `shape`. A status that is not FV_OK: no result. */
 fv_status spec_compare(fv_ctx *ctx, const fv_variant_use *uses, int num_uses, const spec_shape *shape, spec_result *out, fv_error *err);
 
 /* Median milliseconds of one run, measured for about `seconds`. */
