@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's attention surface on Foveal: the same names, arguments, layouts and conventions (log-sum-exp in base 2, causal masks aligned bottom-right,
-window_left). Torch tensors on the CPU or a GPU, or NumPy arrays; outputs are of the kind of the inputs.
+"""FlashInfer's attention surface on Foveal, and the norms, activations and samplers beside it: the same names, arguments, layouts
+and conventions (log-sum-exp in base 2, causal masks aligned bottom-right, window_left). Torch tensors on the CPU or a GPU, or NumPy arrays; outputs are of
+the kind of the inputs.
 
     import foveal.flashinfer as flashinfer          or   foveal.flashinfer.install(); import flashinfer
 
