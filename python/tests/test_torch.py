@@ -281,3 +281,52 @@ def test_cuda_graph(device, plan, tensors):
         q.add_(1)
         graph.replay()
         near(out, expected(q, k, v, rows, lengths, ids)[0])
+
+
+# ---- FlashInfer's wrappers inside of compiled code ----
+
+
+def wrapped(device, rng, kind):
+    """(a function of one step that calls a wrapper's run, its tensors, a function that plans another step)."""
+    import foveal.flashinfer as flashinfer
+    from reference import Pages, make_lib
+
+    place = torch.zeros(64, dtype=torch.uint8, device=device)
+    rows = torch.tensor([0, 2, 5], dtype=torch.int32)
+    if kind == "ragged":
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(place)
+        plans = [lambda: wrapper.plan(rows, torch.tensor(x, dtype=torch.int32), 4, 2, 16, causal=True, q_data_type=torch.float32) for x in ([0, 4, 9], [0, 5, 9])]
+        return lambda q, k, v: wrapper.run(q, k, v, return_lse=True), (draw(device, 5, 4, 16), draw(device, 9, 2, 16), draw(device, 9, 2, 16) + 1), plans
+    pages = [Pages(np.random.default_rng(3), lengths, 2, 16, 4, lib=make_lib("torch")) for lengths in ([9, 6], [5, 7])]
+    caches = [x.cache.to(device) for x in pages]
+    table = [[torch.from_numpy(y).to(device) for y in (x.indptr, x.ids, x.last)] for x in pages]
+    cache = caches[0].nan_to_num(0)
+    if kind == "decode":
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(place)
+        plans = [lambda t=t: wrapper.plan(*t, 4, 2, 16, 4, q_data_type=torch.float32, window_left=5, logits_soft_cap=9.0) for t in table]
+        return lambda q, c: wrapper.run(q, c, k_scale=0.5), (draw(device, 2, 4, 16), cache), plans
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(place)
+    plans = [lambda t=t: wrapper.plan(rows, *t, 4, 2, 16, 4, causal=True, q_data_type=torch.float32) for t in table]
+    return lambda q, c, s: wrapper.run(q, c, return_lse=True, sinks=s), (draw(device, 5, 4, 16), cache, draw(device, 4)), plans
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "ragged"])
+def test_wrappers_compile(device, rng, kind):
+    """run() is one operator of the graph; a plan between its runs does not compile again."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    run, given, plans = wrapped(device, rng, kind)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def step(*x):
+        made = run(*x)
+        return [2 * y for y in (made if isinstance(made, tuple) else (made,))]
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    plans[0]()
+    run(*given)                                 # what a run brings for the first time (scales, sinks) makes the plan again
+    for plan_step in plans:
+        plan_step()
+        for a, b in zip(compiled(*given), step(*given)):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == 1

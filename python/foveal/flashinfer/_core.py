@@ -12,11 +12,12 @@ A wrapper has one Attention; in CUDA-graph mode its maxima are frozen, so that t
 import collections
 import functools
 import math
+import sys
 import threading
 
 import numpy as np
 
-from .. import Batch, Context, Plan, Problem, Tensor
+from .. import Batch, Context, Plan, Problem, Tensor, _foveal
 from . import _arrays as arrays
 from .utils import check_shape_dtype_device, get_alibi_slopes, log2e, next_positive_power_of_2
 
@@ -106,12 +107,17 @@ _FLOOR = Need(8, 8, 1024, 64)
 
 
 class _Entry:
-    """A plan and the step it holds."""
+    """A plan and the step it holds. handle: by which torch operators name the plan, where foveal.torch is imported."""
 
-    __slots__ = ("plan", "limits", "batch", "problem")
+    __slots__ = ("plan", "limits", "batch", "problem", "handle")
 
     def __init__(self, plan, limits):
         self.plan, self.limits, self.batch, self.problem = plan, limits, None, None
+        self.handle = _foveal._torch_handle(plan) if "foveal.torch" in sys.modules else None
+
+    def __del__(self):
+        if getattr(self, "handle", None) is not None:
+            _foveal._torch_forget(self.handle)
 
 
 _MAX_ENTRIES = 4
@@ -125,6 +131,7 @@ class Attention:
         self.context = context_for(device)
         self.entries = {}
         self.plan = None            # the one that a run uses
+        self.handle = None          # and its handle
         self.frozen = None          # Need: maxima of a captured graph
         self.spec = None
         self.extras = Extras()
@@ -158,7 +165,7 @@ class Attention:
             entry.batch = None
             entry.plan.update(self.batch, problem=problem, stream=self.stream)
             entry.batch, entry.problem = self.batch, problem
-        self.plan = entry.plan
+        self.plan, self.handle = entry.plan, entry.handle
 
     def _make(self, key, problem, old):
         mode = self.mode
@@ -246,12 +253,32 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
             check_shape_dtype_device(lse, shape[:2], "f32", arrays.device_of(q), "lse")
     else:
         lse = None
-    attention.plan.run(q, k, v, out, lse, args=given or None, **tails)
+    if _is_traced(q):
+        _run_traced(attention, q, k, v, out, lse, given, **tails)
+    else:
+        attention.plan.run(q, k, v, out, lse, args=given or None, **tails)
     if not return_lse:
         return out
     if spec.alibi and lse_offset is not None:
         lse += arrays.to_device(lse_offset, q)[:, None] * (given["slopes"] * log2e)[None, :]
     return out, lse
+
+
+def _is_traced(x):
+    """torch.compile is looking, and foveal.torch is there: then a run is one operator of its graph."""
+    torch = arrays.torch_of(x)
+    return torch is not None and torch.compiler.is_compiling() and "foveal.torch" in sys.modules
+
+
+def _run_traced(attention, q, k, v, out, lse, given, q_tail=None, k_tail=None):
+    torch = arrays.torch_of(q)
+    if attention.handle is None:
+        raise RuntimeError("import foveal.torch before the wrapper's plan() to compile its run()")
+    given = {name: torch.full((1,), x, dtype=torch.float32, device=q.device) if isinstance(x, float) else x for name, x in given.items()}
+    torch.ops.foveal.attention.default(attention.handle, q, k, v, out, lse, q_tail, k_tail, given.pop("k_scale", None), given.pop("v_scale", None),
+                                       given.pop("sinks", None), given.pop("slopes", None))
+    if given:
+        raise NotImplementedError(f"{', '.join(given)} inside of torch.compile")
 
 
 def _settle(old, new):
