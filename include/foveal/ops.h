@@ -20,12 +20,12 @@
  * <= largest < 2^(E+1)), a value v has the integer weight
  *     w(v) = v * 2^min(40 - E, 126), rounded to the nearest integer (even on ties),
  * sums are sums of such integers, of 64 bits, which have no order; and exponentials are made by the same sequence of additions and multiplications
- * everywhere. So a value below 2^-41 of the row's largest is never sampled and counts nothing in a sum. Norms and activations are right to the
+ * everywhere. So a value below 2^-42 of the row's largest is never sampled and counts nothing in a sum. Norms and activations are right to the
  * rounding of their types, with sums in the order that suits the machine.
  *
  * Random numbers: Philox 4x32 with 10 rounds. Key: the seed's low and high word. Counter: { offset low, offset high, index of the sample, number
- * of the draw }. A draw is 64 bits, words 0 (low) and 1 (high) of the result. A call never needs more than its own offset: add one for the next
- * call. */
+ * of the draw }. A draw is words 0 (low) and 1 (high) of the result, 64 bits, and divided by 2^64 a number r of [0, 1). A call never needs more
+ * than its own offset: add one for the next call. */
 #ifndef FOVEAL_OPS_H
 #define FOVEAL_OPS_H
 
@@ -107,9 +107,9 @@ typedef struct fv_sample_desc {
     uint64_t reserved[4];
 } fv_sample_desc;
 
-/* One sample a row, with the probabilities of what the filters leave. Draw number 0 of sample i is a number r of [0, 1); the id is the first one
- * at which the running sum of the row's weights, in the order of ids, exceeds r times their sum (r sum rounded down). Where top k or top p
- * refuses that id, its value and all smaller ones leave the sum and the next draw decides. */
+/* One sample a row, with the probabilities of what the filters leave. With r draw number 0 of sample i, the id is the first one at which the
+ * running sum of the row's weights, in the order of ids, exceeds r times their sum, rounded down. Where top k or top p refuses that id, its
+ * value and all smaller ones leave the sum and the next draw decides. */
 FV_API fv_status fv_sample(fv_ctx *ctx, const fv_sample_desc *desc, fv_stream stream, fv_error *err);
 
 /* Verifies chains of drafted tokens. Draft i of a request is accepted with probability min(1, target / draft) of its token, u draft < target in
