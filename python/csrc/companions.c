@@ -156,7 +156,9 @@ static PyObject *filter(signature *sig, filter_fn *f, const char *const *names, 
     call c;
     if (read_fast(sig, args, nargs, kwnames, given) != 0 || open_call(&c, given[0], given[4], given[1]) != 0) return NULL;
     const array_arg arrays[] = { { given[1], names[0], &x, false }, { given[3], names[2], &y, true } };
-    const int bad = TAKE_ARRAYS(&c, arrays) != 0 || take_number(&c, given[2], names[1], &param, &tensor) != 0;
+    const bool missing = given[2] == Py_None && f != fv_softmax;        /* a temperature of None is 1 */
+    if (missing) PyErr_Format(PyExc_TypeError, "%s must be a number or an array", names[1]);
+    const int bad = missing || TAKE_ARRAYS(&c, arrays) != 0 || take_number(&c, given[2], names[1], &param, &tensor) != 0;
     if (!bad) RELEASING_ON_CPU(&c.context->where, s = f(c.context->ctx, &x, &param, &y, c.stream, &c.err));
     return finish_call(&c.h, bad, s, &c.err);
 }

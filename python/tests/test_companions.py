@@ -173,6 +173,8 @@ def test_filter_refusals(lib):
         fi.top_k_renorm_probs(p, 0)
     with pytest.raises(ValueError, match="3"):
         fi.top_p_renorm_probs(p, lib.array([0.5, 0.5, 0.5]))
+    with pytest.raises(TypeError, match="k must be"):
+        foveal.top_k_mask(fi._core.context_for("cpu"), p, None, p)
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
