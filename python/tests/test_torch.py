@@ -68,6 +68,8 @@ def expected(q, k, v, rows=(0, 3, 4), lengths=(9, 6), ids=(4, 0, 6, 1, 5), **opt
 
 
 def near(made, wanted, tolerance=2e-5):
+    """A GPU makes f32 products of three narrower ones."""
+    tolerance = tolerance if made.device.type == "cpu" else max(tolerance, 1e-4)
     np.testing.assert_allclose(made.detach().double().cpu().numpy(), wanted, atol=tolerance)
 
 

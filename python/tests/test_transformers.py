@@ -33,12 +33,16 @@ def draw(device, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(device)
 
 
+def tolerance(x):
+    return 2e-5 if x.device.type == "cpu" else 1e-4         # a GPU makes f32 products of three narrower ones
+
+
 def check(out, q, k, v, masks, **options):
     """out [batch, rows, heads, dim] against the definition in float64, request by request. Rows that see nothing are what they are."""
     q, k, v = (x.double().cpu().numpy().transpose(0, 2, 1, 3) for x in (q, k, v))
     for b, mask in enumerate(masks):
         want, _ = attend(q[b], k[b], v[b], mask=mask, **options)
-        np.testing.assert_allclose(out[b].double().cpu().numpy(), want, atol=2e-5)
+        np.testing.assert_allclose(out[b].double().cpu().numpy(), want, atol=tolerance(out))
 
 
 # ---- the function itself ----
@@ -284,7 +288,7 @@ def test_paged_function_reads_in_place(device):
     for r in range(2):
         mine = read[lengths[r]:lengths[r + 1]]
         want, _ = attend(q[0, :, r:r + 1].transpose(0, 1).cpu(), cache.key_cache[0][mine].cpu(), cache.value_cache[0][mine].cpu(), causal=True)
-        np.testing.assert_allclose(out[0, r].cpu().numpy(), want[0], atol=2e-5)
+        np.testing.assert_allclose(out[0, r].cpu().numpy(), want[0], atol=tolerance(out))
     assert (out[0, 2] == 0).all()
 
 
