@@ -66,6 +66,8 @@ static void agrees(fv_ctx *ctx, const char *isa, const char *name, const fv_vari
     print_message("  %-14s %-7s %.2f of what rounding allows\n", name, isa, share);
 }
 
+#define META_ONE "FV_META(\"x\")\nFV_SCORE { return s; }\n"
+
 typedef void each_level(fv_ctx *ctx, const char *isa);
 
 static void on_each_level(each_level *fn)
@@ -161,6 +163,31 @@ static void hooks(void **state)
 {
     (void)state;
     on_each_level(check_hooks);
+}
+
+static bool includes(const char *line)
+{
+    line += strspn(line, " \t");
+    return *line == '#' && !strncmp(line + 1 + strspn(line + 1, " \t"), "include", 7);
+}
+
+/* The compiler reads one text: no header, whatever is installed. */
+static void sources_stand_alone(void **state)
+{
+    (void)state;
+    fv__variant_meta meta;
+    OK(fv__variant_parse("mine", META_ONE, &meta, &err));
+    for (int i = -1; i < fv__cpu_isa_count(); i++) {
+        char *source = fv__cpu_source(i < 0 ? NULL : fv__cpu_isa_at(i)->name, &meta, META_ONE);
+        assert_non_null(source);
+        assert_non_null(strstr(source, "#line 1 \"mine\"\nFV_META"));
+        for (const char *line = source; line; line = strchr(line, '\n')) {
+            line += *line == '\n';
+            assert_false(includes(line));
+        }
+        free(source);
+    }
+    assert_null(fv__cpu_source("no_level", &meta, META_ONE));
 }
 
 /* Levels that this machine lacks: their code is compiled and loaded, not run. */
@@ -455,6 +482,7 @@ static void leaves_nothing(void **state)
     sigprocmask(SIG_SETMASK, &before, NULL);
     assert_int_equal(create_in_memory(gain, words, sizeof words), FV_OK);
     assert_int_equal(create_in_memory(META "FV_SCORE { return t; }\n", words, sizeof words), FV_E_COMPILE);
+    if (!strstr(words, "mine, line 2: ")) fail_msg("%s", words);
     sigprocmask(SIG_SETMASK, NULL, &after);
     assert_true(sigismember(&after, SIGTERM) && !sigismember(&after, SIGINT));
     sigemptyset(&before);
@@ -550,6 +578,7 @@ int main(void)
         cmocka_unit_test(built_ins),
         cmocka_unit_test(examples),
         cmocka_unit_test(hooks),
+        cmocka_unit_test(sources_stand_alone),
         cmocka_unit_test(levels_not_here),
         cmocka_unit_test(wrong_bounds_are_noticed),
         cmocka_unit_test(every_fault_has_its_line),
