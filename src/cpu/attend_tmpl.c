@@ -3,7 +3,8 @@
  *
  *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
- *   attend_out.h     merging, slots, output            attend_sums.h    the weights of keys, a second pass
+ *   attend_out.h     merging, slots, output            attend_tiles.h   the same for levels with matrix tiles
+ *                                                      attend_sums.h    the weights of keys, a second pass
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
@@ -13,6 +14,9 @@
 #include "attend_block.h"
 #include "attend_out.h"
 #include "attend_many.h"
+#if V_TILES
+#include "attend_tiles.h"
+#endif
 #include "attend_few.h"
 #include "attend_sums.h"
 
@@ -41,6 +45,9 @@ fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_des
     while (problem->group % units || problem->group / units > largest) units++;
     *out = (fv__kernel_shape){ .max_packed = largest, .unit_heads = problem->group / units, .units_per_kv_head = units,
                                .num_units = problem->num_kv_heads * units, .workers = workers, .cost = &fv__cost_cpu };
+#if V_TILES
+    if (fits_tiles(problem)) out->cost = &fv__cost_cpu_amx;
+#endif
     strcpy(out->name, "attend_" V_TEXT(FV_ISA_NAME));
     for (int rows = 16; rows <= largest; rows *= 4)
         if (rows >= out->unit_heads) out->tiles[out->num_tiles++] = rows;
@@ -83,6 +90,36 @@ static block *next_block(const work *w, block *b, walk *x)
 
 static block *other_block(work *w, const block *b) { return b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0]; }
 
+/* Many rows: by tiles where the level has them and the problem fits, else by vectors. */
+static void begin_many(work *w)
+{
+#if V_TILES
+    if (w->tiles) load_tiles(w);
+    else
+#endif
+        load_many(w);
+    begin_states(w, w->padded, w->m, w->l, w->o);
+}
+
+static void do_many(work *w, block *b, const block *next)
+{
+#if V_TILES
+    if (w->tiles) attend_tiles(w, b, next);
+    else
+#endif
+        attend_many(w, b, next);
+}
+
+/* The states' outputs as rows. */
+static void end_many(work *w)
+{
+#if V_TILES
+    if (w->tiles) turn_outputs(w);
+#else
+    (void)w;
+#endif
+}
+
 /* Invariant mode: every chunk of keys that the piece has makes states of its own, seen or not. */
 static void attend_invariant(work *w)
 {
@@ -91,30 +128,35 @@ static void attend_invariant(work *w)
     const int64_t chunk_keys = w->plan->chunk, first_chunk = (x.origin + x.key) / chunk_keys;
     const int64_t last_chunk = (x.origin + fv__max64(x.end - 1, x.key)) / chunk_keys;
     int64_t done = first_chunk;
-    load_many(w);
-    begin_states(w, w->padded, w->m, w->l, w->o);
+    begin_many(w);
     begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
     block *b = next_block(w, &w->blocks[0], &x);
     while (b) {
         block *next = next_block(w, other_block(w, b), &x);
-        for (; done < (x.origin + b->first) / chunk_keys; done++) end_chunk(w, (int)(done - first_chunk));
-        attend_many(w, b, next);
+        for (; done < (x.origin + b->first) / chunk_keys; done++) {
+            end_many(w);
+            end_chunk(w, (int)(done - first_chunk));
+        }
+        do_many(w, b, next);
         b = next;
     }
-    for (; done <= last_chunk; done++) end_chunk(w, (int)(done - first_chunk));
+    for (; done <= last_chunk; done++) {
+        end_many(w);
+        end_chunk(w, (int)(done - first_chunk));
+    }
 }
 
 static void attend_plain(work *w)
 {
     walk x = walk_blocks(w, w->piece);
-    load_many(w);
-    begin_states(w, w->padded, w->m, w->l, w->o);
+    begin_many(w);
     block *b = next_block(w, &w->blocks[0], &x);
     while (b) {
         block *next = next_block(w, other_block(w, b), &x);
-        attend_many(w, b, next);
+        do_many(w, b, next);
         b = next;
     }
+    end_many(w);
 }
 
 /* `units` pieces of the same rows and keys, of different head units. */
@@ -187,7 +229,14 @@ void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int w
     lay_out(w, scratch, run->problem, shape);
     begin(w, run);
     w->max_packed = shape->max_packed;
+#if V_TILES
+    w->tiles = fits_tiles(w->p);
+    if (w->tiles) open_tiles();
+#endif
     for (int32_t i = first[worker]; i < first[worker + 1]; ) i += attend_pieces(w, &pieces[i], first[worker + 1] - i);
+#if V_TILES
+    if (w->tiles) close_tiles();
+#endif
 }
 
 void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int part, int num_parts, void *scratch)

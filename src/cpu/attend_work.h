@@ -16,6 +16,10 @@
 #include "dtype_files.inc"
 #undef FV_DTYPE_CPU
 
+#ifndef V_TILES
+#define V_TILES 0                       /* 1: the level has matrix tiles */
+#endif
+
 enum {
     KEYS = FV__KEY_BLOCK,               /* keys of a block */
     CHUNK = V_QK_VECS * V_LANES,        /* packed rows of a chunk */
@@ -180,6 +184,7 @@ typedef struct work {
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
+    bool tiles;                         /* many rows go through matrix tiles: o of a chunk lies as [dv_pad][rows of the chunk] meanwhile */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
     int max_packed;
 
@@ -202,6 +207,8 @@ typedef struct work {
     float *s;                           /* many: [KEYS][rows of the chunk]; few: [FEW][KEYS] */
     int32_t *mask_lo, *mask_hi;         /* [padded] */
     float *k, *v;                       /* [KEYS][dk_pad], [KEYS][dv_pad]: blocks unpacked */
+    uint16_t *turned;                   /* tiles: V of the block as bf16, [dv_pad][KEYS] */
+    float *turning;                     /* tiles: o of a chunk on its way */
     float *line;                        /* one row of Q, O or scores */
     float *zeros;                       /* a row of the widest type, all zero */
     block blocks[2];
@@ -240,6 +247,8 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
     w->s = carve(base, &used, (int64_t)(CHUNK > FEW ? CHUNK : FEW) * KEYS * f);
     w->k = carve(base, &used, (KEYS * dk + SLACK) * f);
     w->v = carve(base, &used, (KEYS * dv + SLACK) * f);
+    w->turned = carve(base, &used, V_TILES * dv * KEYS * (int64_t)sizeof *w->turned);
+    w->turning = carve(base, &used, V_TILES * CHUNK * dv * f);
     w->line = carve(base, &used, (FV__MAX_DIM + KEYS + SLACK) * f);
     w->zeros = carve(base, &used, (FV__MAX_DIM + SLACK) * f);
     return used;

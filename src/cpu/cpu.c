@@ -9,6 +9,10 @@
 
 #if defined __x86_64__
 #include <cpuid.h>
+#if defined __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 /* ---- what the machine has ---- */
@@ -21,6 +25,17 @@ static uint64_t saved_state(void)
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;    /* OSXSAVE */
     __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
     return (uint64_t)d << 32 | a;
+}
+
+/* The system saves tiles only for processes that have asked for it. Threads that run already may use them too. */
+static bool ask_for_tiles(void)
+{
+#if defined __linux__ && defined SYS_arch_prctl
+    enum { ASK = 0x1023, TILE_DATA = 18 };      /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    return syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+#else
+    return false;
+#endif
 }
 
 static uint32_t detect(void)
@@ -38,8 +53,10 @@ static uint32_t detect(void)
         features |= FV__CPU_HAS_AVX512;
         if (d >> 23 & 1) features |= FV__CPU_HAS_AVX512FP16;
     }
-    if (tiles && d >> 22 & 1) features |= FV__CPU_HAS_AMX_BF16;
-    if (tiles && d >> 25 & 1) features |= FV__CPU_HAS_AMX_INT8;
+    if (tiles && d >> 24 & 1 && ask_for_tiles()) {
+        if (d >> 22 & 1) features |= FV__CPU_HAS_AMX_BF16;
+        if (d >> 25 & 1) features |= FV__CPU_HAS_AMX_INT8;
+    }
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && features & FV__CPU_HAS_AVX512 && a >> 5 & 1)
         features |= FV__CPU_HAS_AVX512BF16;
     return features;
