@@ -190,6 +190,50 @@ def test_logits(device, name):
         assert (ours - theirs)[real].abs().max() <= 1e-3 * theirs[real].abs().max()
 
 
+SMALL = dict(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+GROUPED = SMALL | dict(num_key_value_heads=2, head_dim=16)
+OTHERS = {
+    "bert": lambda t: (t.BertModel, t.BertConfig(**SMALL)),                                                         # bidirectional
+    "bart": lambda t: (t.BartModel, t.BartConfig(vocab_size=99, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+                                                 decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64)),     # cross attention
+    "gpt2": lambda t: (t.GPT2LMHeadModel, t.GPT2Config(vocab_size=99, n_embd=64, n_layer=2, n_head=4)),
+    "qwen3": lambda t: (t.Qwen3ForCausalLM, t.Qwen3Config(**GROUPED)),
+    "gemma3": lambda t: (t.Gemma3ForCausalLM, t.Gemma3TextConfig(**GROUPED | dict(num_hidden_layers=6), sliding_window=5)),
+    "llama4": lambda t: (t.Llama4ForCausalLM, t.Llama4TextConfig(**GROUPED | dict(num_hidden_layers=4), intermediate_size_mlp=64, num_local_experts=2,
+                                                                 attention_chunk_size=5)),                          # chunks
+    "deepseek": lambda t: (t.DeepseekV3ForCausalLM, t.DeepseekV3Config(
+        **SMALL, num_key_value_heads=4, moe_intermediate_size=32, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, q_lora_rank=32,
+        kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16)),                                  # dims of K and V differ
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_other_models(device, name):
+    """What other shapes of masks and heads ask of the function: the output of "eager" on a batch padded on either side."""
+    try:
+        kind, config = OTHERS[name](transformers)
+    except AttributeError:
+        pytest.skip("this transformers does not have the model")
+    torch.manual_seed(1)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.mul_(8)                       # so that attention is far from uniform
+    model.to(device)
+    ids, mask = torch.randint(5, 90, (3, 12)), torch.ones((3, 12), dtype=torch.long)
+    mask[0, 8:], mask[1, :3] = 0, 0
+    given = dict(input_ids=ids.to(device), attention_mask=mask.to(device)) | (dict(decoder_input_ids=ids[:, :7].to(device)) if name == "bart" else {})
+
+    def run(attention):
+        with torch.no_grad():
+            return with_attention(model, attention)(**given)[0]
+
+    wanted, made = run("eager"), run("foveal")
+    real = torch.ones(wanted.shape[:2], dtype=torch.bool) if name == "bart" else mask.bool()
+    assert (wanted - made)[real].abs().max() <= 1e-3 * wanted[real].abs().max()
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_generate(device, name, cache):
