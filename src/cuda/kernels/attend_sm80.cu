@@ -692,7 +692,9 @@ FV_DEVICE float *slot_ml(args p, int slot, int g)
     return p.partials + (int64_t)slot * p.slot_floats + S.look.unit_heads * O_FLOATS + 2 * g;
 }
 
-FV_DEVICE int o_place(int row, int d) { return row * O_STRIDE + (O_TURNED ? d ^ (row & 7) << 3 : d); }
+/* Column d of a staged row with row % 8 == low: of places that are constants but for `low`, eight differ by more than a constant. */
+FV_DEVICE int o_column(int low, int d) { return O_TURNED ? (d & ~56) + (d & 56 ^ low << 3) : d; }
+FV_DEVICE int o_place(int row, int d) { return row * O_STRIDE + o_column(row & 7, d); }
 
 /* Packed rows first .. of the piece, staged in shared memory, go to slot + i, or (slot < 0) out. Row i is the sum of the staged rows i, i + count,
  * .. i + (COPIES - 1) count. Eight lanes a row, four elements each. */
@@ -1385,6 +1387,7 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
     const int lane = threadIdx.x % 32, j = lane & 3;
     enum { COUNT = 16 * WR * MTS };
     const int copy = WK == 1 ? 0 : at.key / (FV_T / WK) * COUNT;
+    float *o = (float *)(memory + O_AT) + lane / 4 * O_STRIDE;          /* all rows of a thread are the same modulo 8 */
 #pragma unroll
     for (int k = 0; k < MTS; k++)
 #pragma unroll
@@ -1397,10 +1400,11 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
                 if (unit >= V_UNITS) continue;
 #pragma unroll
                 for (int c = 0; c < 2 * V_FIELDS; c += 2) {
-                    const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, j, 0) + c;
+                    const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, 0, 0) + 2 * V_FIELDS * j + c;
                     if (FV_DV % fv_unit_elements(FV_VS) && d >= O_STRIDE) continue;
-                    *(float2 *)((float *)(memory + O_AT) + o_place(row, d)) = make_float2(x.o[mt][n + c % V_FIELDS][2 * h + c / V_FIELDS],
-                                                                                 x.o[mt][n + (c + 1) % V_FIELDS][2 * h + (c + 1) / V_FIELDS]);
+                    const int column = V_FIELDS == 1 ? o_column(lane / 4, d - 2 * j) + 2 * j : o_column(lane / 4, d);
+                    *(float2 *)(o + (row - lane / 4) * O_STRIDE + column) =
+                        make_float2(x.o[mt][n + c % V_FIELDS][2 * h + c / V_FIELDS], x.o[mt][n + (c + 1) % V_FIELDS][2 * h + (c + 1) / V_FIELDS]);
                 }
             }
         }
