@@ -2,14 +2,15 @@
 /* variant.h -- what a variant's text declares, and its arguments bound to memory that kernels read.
  *
  * A variant is a text (ONE FILE IN src/variants/ = ONE BUILT-IN; a user's variant is the text of such a file). It is read twice: by the
- * parser here, which understands only the declarations (they never run user code), and by a compiler, which sees the declarations as macros.
+ * parser here, which understands only the declarations (they never run user code), and by a compiler, which sees the declarations as macros
+ * (cpu/hooks_open.h, cuda/hooks.cuh; in double cpu/spec_open.h). It includes nothing. docs/variants.md is the manual.
  *
  *     FV_META("cap * tanh(s / cap)")                       the formula, for people
  *     FV_PARAMS(                                           the argument struct, in order
  *         FV_NUMBER(cap, run, required, 5)                 name, binding, default (a number, inf, or required; none for arrays), example for tests
  *     )
  *     FV_REQUIRE(cap > 0)                                  NAME > | >= | < | <= NUMBER, checked when the number is bound
- *     FV_FIRST_KEY(position - left)                        keys before are never visible: position [+|- int parameter]
+ *     FV_FIRST_KEY(position - left)                        keys before are never visible: position [+|- int parameter]; what FV_VISIBLE says, in advance
  *     FV_LAST_KEY(position + right)                        keys behind are never visible
  *     FV_LIFTED(lift)                                      ... except up to the end (from the start) of the range of `lift` that holds position
  *     FV_EXACT                                             within the bounds every key is visible (unless a FV_LIFTED list is given)
