@@ -10,7 +10,7 @@
  *         FV_NUMBER(cap, run, required, 5)                 name, binding, default (a number, inf, or required; none for arrays), example for tests
  *     )
  *     FV_REQUIRE(cap > 0)                                  NAME > | >= | < | <= NUMBER, checked when the number is bound
- *     FV_FIRST_KEY(position - left)                        keys before are never visible: position [+|- int parameter]; what FV_VISIBLE says, in advance
+ *     FV_FIRST_KEY(position - left)                        keys before are never visible: position [+|- int parameter]; restates FV_VISIBLE
  *     FV_LAST_KEY(position + right)                        keys behind are never visible
  *     FV_LIFTED(lift)                                      ... except up to the end (from the start) of the range of `lift` that holds position
  *     FV_EXACT                                             within the bounds every key is visible (unless a FV_LIFTED list is given)
