@@ -190,6 +190,7 @@ static fv_status refuse(fv_error *err, const char *field, int64_t value, int64_t
 static int largest_tile(const fv__attend_config *c, int size)
 {
     const bool hooked = c->convert_k || c->convert_v, plain = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->scaled && !hooked;
+    if ((c->score == FV__F32 || c->value == FV__F32) && (size > 0 || c->invariant)) return 16;
     if (c->invariant) return hooked ? 32 : 64;
     return plain || size == 0 ? 64 : 32;
 }
