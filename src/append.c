@@ -291,6 +291,7 @@ static fv_status cache_view(appender *a, const fv_tensor *t, const char *field, 
     if (!p->page_size) {
         FV_TRY(
             fv__tensor_view(t, field, dtype, 3, (int64_t[]){ FV__ANY, heads, width }, out, a->err));
+        FV_TRY(fv__tensor_written(t, field, a->err));
         a->job.num_slots = fv__min64(a->job.num_slots, out->extent);
         if (out->extent >= a->tokens) return FV_OK;
         return fv__fail(a->err, FV_E_INVALID, field, out->extent, a->tokens,
@@ -299,6 +300,7 @@ static fv_status cache_view(appender *a, const fv_tensor *t, const char *field, 
     }
     FV_TRY(fv__tensor_view(t, field, dtype, 4, (int64_t[]){ FV__ANY, p->page_size, heads, width },
                            out, a->err));
+    FV_TRY(fv__tensor_written(t, field, a->err));
     if (out->extent >= p->num_pages) return FV_OK;
     return fv__fail(a->err, FV_E_INVALID, field, out->extent, p->num_pages,
                     "%s has %lld pages; desc.pages.num_pages is %lld", field,

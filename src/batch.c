@@ -318,6 +318,8 @@ fv_status fv__batch_read(const fv_batch *given, const fv_plan_desc *limits, bool
     *tables = (fv__tables){ 0 };
 
     FV_TRY(fv__check_reserved(given->reserved, FV__COUNT(given->reserved), "batch.reserved", err));
+    FV_TRY(fv__check_reserved0(given->reserved0, "batch.reserved0", err));
+    FV_TRY(fv__check_reserved0(given->pages.reserved0, "batch.pages.reserved0", err));
     if (given->num_requests < 0)
         return fv__fail(err, FV_E_INVALID, "batch.num_requests", given->num_requests, 0, "batch.num_requests is %lld; at least 0",
                         (long long)given->num_requests);

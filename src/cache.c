@@ -85,9 +85,10 @@ fv_status fv_cache_create(fv_ctx *ctx, const fv_cache_desc *desc, fv_cache **cac
     if (!cache) return fv__fail(err, FV_E_INVALID, "cache", 0, 0, "the place for the cache is NULL");
     FV_TRY(check_desc(desc, err));
     layout l;
-    fv_cache *made = lay_out(desc, &l) ? fv__ctx_alloc(ctx, l.bytes) : NULL;
+    const bool countable = lay_out(desc, &l) && l.bytes <= INT64_MAX;
+    fv_cache *made = countable ? fv__ctx_alloc(ctx, l.bytes) : NULL;
     if (!made)
-        return fv__fail(err, FV_E_NO_MEMORY, "cache", (int64_t)l.bytes, 0, "no memory for a cache of %lld pages and a table of %d x %lld entries",
+        return fv__fail(err, FV_E_NO_MEMORY, "cache", countable ? (int64_t)l.bytes : INT64_MAX, 0, "no memory for a cache of %lld pages and a table of %d x %lld entries",
                         (long long)desc->num_pages, desc->max_sequences, (long long)desc->max_pages_per_sequence);
     init(made, ctx, desc, &l);
     __atomic_fetch_add(&ctx->users, 1, __ATOMIC_SEQ_CST);

@@ -180,6 +180,7 @@ fv_status fv_rope(fv_ctx *ctx, const fv_rope_desc *desc, const fv_tensor *x, fv_
     if (x->ndim == 3 && x->shape[0] == 0 && y->ndim == 3 && y->shape[0] == 0) return FV_OK;
     FV_TRY(fv__ops_rows(x, "x", FV__ANY, FV__ANY, &call.job.x, err));
     FV_TRY(fv__ops_rows(y, "y", x->shape[1], x->shape[2], &call.job.y, err));
+    FV_TRY(fv__tensor_written(y, "y", err));
     const int64_t rows = x->shape[0];
     if (y->shape[0] != rows)
         return fv__fail(err, FV_E_INVALID, "y", y->shape[0], rows, "y has %lld rows and x %lld",
@@ -258,6 +259,7 @@ static fv_status merge_views(merge_call *call, const fv_tensor *o_states,
     job->o_states = views;
     job->lse_states = views + job->num_states;
     FV_TRY(fv__ops_rows(o, "o", FV__ANY, FV__ANY, &job->o, err));
+    FV_TRY(fv__tensor_written(o, "o", err));
     if (lse && lse->data) FV_TRY(lse_view(lse, "lse", o->shape[0], o->shape[1], &job->lse, err));
     for (int32_t s = 0; s < job->num_states; s++)
         FV_TRY(

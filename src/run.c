@@ -42,6 +42,7 @@ static fv_status lse_view(runner *r)
     wide.ndim = 3;
     wide.shape[2] = wide.stride[2] = 1;
     FV_TRY(row_view(r, &wide, "tensors.lse", FV__DTYPE_f32, heads, 1, &r->run->lse));
+    FV_TRY(fv__tensor_written(&wide, "tensors.lse", r->err));
     return FV_OK;
 }
 
@@ -79,6 +80,7 @@ static fv_status views(runner *r)
     const int32_t head = p->dim_qk - p->qk_tail;
     FV_TRY(row_view(r, &t->q, "tensors.q", p->q, p->num_q_heads, head, &r->run->q));
     FV_TRY(row_view(r, &t->o, "tensors.o", p->o, p->num_q_heads, p->dim_v, &r->run->o));
+    FV_TRY(fv__tensor_written(&t->o, "tensors.o", r->err));
     FV_TRY(lse_view(r));
     FV_TRY(key_view(r, &t->k, "tensors.k", p->k, p->num_kv_heads, head, &r->run->k));
     if (p->qk_tail) {
@@ -233,6 +235,7 @@ fv_status fv__plan_run(fv_plan *plan, const fv_tensors *tensors, fv_stream strea
     if (!plan->ready)
         return fv__fail(err, FV_E_INVALID, "plan", 0, 0, "the plan holds no step: fv_plan_update was not called, or its last call failed");
     FV_TRY(fv__check_reserved(tensors->reserved, FV__COUNT(tensors->reserved), "tensors.reserved", err));
+    FV_TRY(fv__check_reserved0(tensors->reserved0, "tensors.reserved0", err));
 
     fv__problem now = plan->step;
     fv__run run = { .problem = &now, .plan = plan->blob, .checked = plan->limits.checked, .faults = &plan->ctx->faults };

@@ -294,6 +294,8 @@ static fv_status check_heads(const fv__maker *m, const fv_segment *s, int64_t i)
     if (s->num_kv_heads == 0 && s->kv_head_first != 0)
         return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first, 0,
                       "with num_kv_heads = 0 (all of them) it is");
+    if (s->num_kv_heads > heads)
+        return refuse(m, FV_E_INVALID, i, "num_kv_heads", s->num_kv_heads, heads, "it is at most");
     if (s->kv_head_first > heads - s->num_kv_heads)
         return refuse(m, FV_E_INVALID, i, "kv_head_first", s->kv_head_first,
                       heads - s->num_kv_heads,

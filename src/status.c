@@ -50,3 +50,10 @@ fv_status fv__check_reserved(const uint64_t *words, int count, const char *field
                             field, i, (unsigned long long)words[i]);
     return FV_OK;
 }
+
+fv_status fv__check_reserved0(int32_t word, const char *field, fv_error *err)
+{
+    if (!word) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, word, 0,
+                    "%s is %d and must be 0: zero-initialise the descriptor", field, (int)word);
+}

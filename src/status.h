@@ -20,6 +20,7 @@ fv_status fv__fail_request(fv_error *err, fv_status status, const char *field, i
     } while (0)
 
 /* Reserved words must be zero. */
+fv_status fv__check_reserved0(int32_t word, const char *field, fv_error *err);
 fv_status fv__check_reserved(const uint64_t *words, int count, const char *field, fv_error *err);
 
 #endif

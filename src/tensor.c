@@ -7,14 +7,28 @@
 
 static fv_status wrong_dtype(const fv_tensor *t, const char *field, fv__dtype expected, fv_error *err)
 {
-    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s has element type %s; the problem says %s", field, t->dtype,
+    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s has element type %s; expected %s", field, t->dtype,
                     fv__dtypes[expected].name);
 }
 
-/* Strides that kernels can use: the last axis dense; whole bytes between the starts of rows. */
+enum { REACH_BITS = 54 };               /* no memory holds elements farther apart; arithmetic on them cannot overflow */
+
+/* Does x (n - 1) reach out of what arithmetic holds? n >= 1. */
+static bool reaches_out(int64_t x, int64_t n)
+{
+    const int64_t limit = (int64_t)1 << REACH_BITS;
+    return x < -limit || x > limit || (n > 1 && (x < 0 ? -x : x) > limit / (n - 1));
+}
+
+/* Strides that kernels can use: the last axis dense; whole bytes between the starts of rows; nothing out of reach. */
 static fv_status check_strides(const fv_tensor *t, const char *field, fv__dtype dtype, fv_error *err)
 {
     const int last = t->ndim - 1;
+    for (int i = 0; i < last; i++)
+        if (t->shape[i] > 1 && reaches_out(t->stride[i], t->shape[i]))
+            return fv__fail(err, FV_E_INVALID, field, t->stride[i], (int64_t)1 << REACH_BITS,
+                            "axis %d of %s has %lld entries %lld elements apart: out of reach of any memory", i, field, (long long)t->shape[i],
+                            (long long)t->stride[i]);
     if (t->shape[last] > 1 && t->stride[last] != 1)
         return fv__fail(err, FV_E_INVALID, field, t->stride[last], 1, "the last axis of %s has stride %lld; it must be contiguous (1)", field,
                         (long long)t->stride[last]);
@@ -57,6 +71,18 @@ fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype
     return FV_OK;
 }
 
+fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *err)
+{
+    const int last = t->ndim - 1;
+    if (!t->data || t->ndim < 1 || t->ndim > FV_MAX_DIMS) return FV_OK;         /* fv__tensor_view has words for that */
+    for (int i = 0; i < last; i++)
+        if (t->shape[i] > 1 && t->stride[i] > -t->shape[last] && t->stride[i] < t->shape[last])
+            return fv__fail(err, FV_E_INVALID, field, t->stride[i], t->shape[last],
+                            "axis %d of %s has stride %lld; it is written, and its rows of %lld elements may not overlap", i, field,
+                            (long long)t->stride[i], (long long)t->shape[last]);
+    return FV_OK;
+}
+
 fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, bool exact, bool host, fv_error *err)
 {
     if (x->type != FV_INDEX_I32 && x->type != FV_INDEX_I64)
@@ -65,6 +91,9 @@ fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, b
     if (x->reserved) return fv__fail(err, FV_E_INVALID, field, x->reserved, 0, "the reserved word of %s must be 0", field);
     if (x->stride < 1)
         return fv__fail(err, FV_E_INVALID, field, x->stride, 1, "%s has stride %lld; entries lie 1 or more apart", field, (long long)x->stride);
+    if (reaches_out(x->stride, x->count > 1 ? x->count : 1))
+        return fv__fail(err, FV_E_INVALID, field, x->stride, (int64_t)1 << REACH_BITS, "%s has entries %lld apart: out of reach of any memory", field,
+                        (long long)x->stride);
     if (x->count < 0 || x->count < count || (exact && x->count != count))
         return fv__fail(err, FV_E_INVALID, field, x->count, count, "%s has %lld entries; expected %s%lld", field, (long long)x->count,
                         exact ? "" : "at least ", (long long)count);

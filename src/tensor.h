@@ -23,13 +23,17 @@ typedef struct fv__view {
 fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype, int ndim, const int64_t *shape, fv__view *out,
                           fv_error *err);
 
+/* What a call writes: its rows (of the last axis) may not overlap. Absent is fine. */
+fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *err);
+
 /* One entry of an index array on the host. Type and stride were checked. */
 static inline int64_t fv__index_at(const fv_index *x, int64_t i)
 {
     return x->type == FV_INDEX_I32 ? ((const int32_t *)x->host)[i * x->stride] : ((const int64_t *)x->host)[i * x->stride];
 }
 
-static inline bool fv__index_given(const fv_index *x) { return x->type != FV_INDEX_NONE; }
+/* With a pointer but no type it is given, and fv__index_check refuses it. */
+static inline bool fv__index_given(const fv_index *x) { return x->type != FV_INDEX_NONE || x->host || x->device; }
 
 /* Type, stride, count (>= `count` entries; exactly when `exact`), a host pointer when `host`. */
 fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, bool exact, bool host, fv_error *err);

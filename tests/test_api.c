@@ -336,6 +336,82 @@ static void wrong_tensors_are_refused(void **state)
 
 /* ---- masks ---- */
 
+/* A word of the tensors to change, and the field that is named. */
+typedef struct bend {
+    int axis;
+    size_t tensor;
+    int64_t stride;
+    const char *field, *word;
+} bend;
+
+/* Strides out of reach, outputs that overlap themselves, words that must be 0: refused before anything is written. */
+static void bent_tensors_are_refused(void **state)
+{
+    world *w = *state;
+    fv_plan *plan = plan_of(w, NULL, 0, limits_of());
+    static const bend bends[] = {
+        { 0, offsetof(fv_tensors, q), INT64_MAX, "tensors.q", "out of reach" },
+        { 0, offsetof(fv_tensors, q), INT64_MIN, "tensors.q", "out of reach" },
+        { 1, offsetof(fv_tensors, k), INT64_MAX / 4, "tensors.k", "out of reach" },
+        { 0, offsetof(fv_tensors, o), 0, "tensors.o", "may not overlap" },
+        { 1, offsetof(fv_tensors, o), 1, "tensors.o", "may not overlap" },
+        { 1, offsetof(fv_tensors, o), 1 - DIM, "tensors.o", "may not overlap" },
+    };
+    csr c = { 0 };
+    add_request(&c, 3, 20, (int32_t[]){ 1, 2 }, 2);
+    const fv_batch b = batch_of(&c);
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_OK);
+    for (size_t i = 0; i < sizeof bends / sizeof *bends; i++) {
+        fv_tensors t = tensors_of(w);
+        ((fv_tensor *)((char *)&t + bends[i].tensor))->stride[bends[i].axis] = bends[i].stride;
+        assert_int_equal(fv_run(plan, &t, NULL, &w->err), FV_E_INVALID);
+        assert_string_equal(w->err.field, bends[i].field);
+        assert_says(&w->err, bends[i].word);
+    }
+    fv_tensors t = tensors_of(w);
+    t.reserved0 = 1;
+    assert_int_equal(fv_run(plan, &t, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "tensors.reserved0");
+    fv_plan_destroy(&plan);
+}
+
+/* An array with a pointer but no type is not taken for an absent one; strides that leave memory, and reserved words. */
+static void bent_batches_are_refused(void **state)
+{
+    world *w = *state;
+    fv_plan *plan = plan_of(w, NULL, 0, limits_of());
+    csr c = { 0 };
+    add_request(&c, 3, 20, (int32_t[]){ 1, 2 }, 2);
+    const fv_batch good = batch_of(&c);
+    fv_batch b = good;
+    b.rows.type = FV_INDEX_NONE;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.rows");
+    b = good;
+    b.first_positions = good.lengths;
+    b.first_positions.type = FV_INDEX_NONE;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.first_positions");
+    b = good;
+    b.rows.stride = (int64_t)1 << 60;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_says(&w->err, "out of reach");
+    b = good;
+    b.pages.ids.stride = INT64_MAX / 2;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.pages.ids");
+    b = good;
+    b.reserved0 = 1;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.reserved0");
+    b = good;
+    b.pages.reserved0 = 1;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.pages.reserved0");
+    assert_int_equal(fv_plan_update(plan, NULL, &good, NULL, &w->err), FV_OK);
+    fv_plan_destroy(&plan);
+}
+
 static void s058_mask_of_the_wrong_size(void **state)
 {
     world *w = *state;
@@ -741,6 +817,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(problem_refusals, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_capacity_is_named, set_up, tear_down),
         cmocka_unit_test_setup_teardown(wrong_tensors_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(bent_tensors_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(bent_batches_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s058_mask_of_the_wrong_size, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s059_mask_then_causal, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s069_block_lists, set_up, tear_down),

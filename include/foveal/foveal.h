@@ -149,7 +149,7 @@ typedef struct fv_open_desc {
     uint64_t reserved[8];
 } fv_open_desc;
 
-/* Opens a context on one device. Blocks: may start threads, load the driver. The caller's current CUDA device stays as it is.
+/* Opens a context on one device; desc NULL: all defaults. Blocks: may start threads, load the driver. The caller's current CUDA device stays.
  * On success *ctx is the caller's, to be closed by fv_close. FV_E_DEVICE: the device does not exist (the text says what was looked for). */
 FV_API fv_status fv_open_abi(uint32_t abi_version, const fv_open_desc *desc, fv_ctx **ctx, fv_error *err);
 static inline fv_status fv_open(const fv_open_desc *desc, fv_ctx **ctx, fv_error *err)
@@ -203,7 +203,7 @@ typedef struct fv_tensor {
     int32_t ndim;
     int32_t reserved;
     int64_t shape[FV_MAX_DIMS];
-    int64_t stride[FV_MAX_DIMS];    /* in elements */
+    int64_t stride[FV_MAX_DIMS];    /* in elements; any but of the last axis, negative ones too. Rows of what is written may not overlap */
 } fv_tensor;
 
 typedef enum fv_index_type { FV_INDEX_NONE = 0, FV_INDEX_I32 = 1, FV_INDEX_I64 = 2 } fv_index_type;
@@ -531,9 +531,8 @@ FV_API fv_status fv_cache_match(const fv_cache *cache, const uint64_t *page_keys
 FV_API fv_status fv_cache_open(fv_cache *cache, const uint64_t *page_keys, int64_t num_keys, int64_t max_tokens, int32_t *sequence,
                                int64_t *tokens, fv_error *err);
 
-/* Room for `tokens` more tokens at the end of the sequence; page_keys are the keys of its pages counted from its start (num_keys may be shorter than
- * the sequence: pages without a key are private). Takes free pages, then evicts unused cached ones. FV_E_CAPACITY: nothing changed, err->value is
- * the number of pages missing. Full pages with a key become findable when fv_cache_commit says that their data is written. */
+/* Room for `tokens` more tokens at the end of the sequence. Takes free pages, then evicts unused cached ones. FV_E_CAPACITY: nothing changed,
+ * err->value is the number of pages missing. Full pages become findable when fv_cache_commit gives their keys and says that their data is written. */
 FV_API fv_status fv_cache_extend(fv_cache *cache, int32_t sequence, int64_t tokens, fv_error *err);
 
 /* The first `tokens` tokens of the sequence are written: its full pages with keys can be found by others from now on. */
