@@ -60,6 +60,7 @@ static bool read_heads(reader *r)
     if (!slash || !cli_int(r->words[1], 1, 1024, &b->q_heads) ||
         !cli_int(slash + 1, 1, 1024, &b->kv_heads) || b->q_heads % b->kv_heads)
         return expected(r, "heads Q/KV, like heads 32/8, Q a multiple of KV, both at most 1024");
+    b->heads_line = r->line;
     return true;
 }
 
@@ -70,19 +71,24 @@ static bool read_dim(reader *r)
     if (r->num_words < 2 || r->num_words > 3 || !cli_int(r->words[1], 1, 576, &b->dim_qk) ||
         (r->num_words == 3 && (!v || !cli_int(v, 1, 576, &b->dim_v))))
         return expected(r, "dim N or dim N v=M, from 1 to 576");
+    b->dim_line = r->line;
     return true;
 }
 
-static bool read_type(reader *r, char *into)
+static bool read_type(reader *r, char *into, int64_t *line)
 {
     if (r->num_words != 2 || !is_name(r->words[1]))
         return expected(r, "the name of one element type, like bf16");
     snprintf(into, BATCH_NAME, "%s", r->words[1]);
+    *line = r->line;
     return true;
 }
 
-static bool read_dtype(reader *r) { return read_type(r, r->out->dtype); }
-static bool read_kv_dtype(reader *r) { return read_type(r, r->out->kv_dtype); }
+static bool read_dtype(reader *r) { return read_type(r, r->out->dtype, &r->out->dtype_line); }
+static bool read_kv_dtype(reader *r)
+{
+    return read_type(r, r->out->kv_dtype, &r->out->kv_dtype_line);
+}
 
 static bool read_page_size(reader *r)
 {
@@ -101,6 +107,7 @@ static bool read_variant(reader *r)
                         BATCH_MAX_ARGS);
     batch_variant *v = &b->variants[b->num_variants++];
     snprintf(v->name, sizeof v->name, "%s", r->words[1]);
+    v->line = r->line;
     for (int i = 2; i < r->num_words; i++) {
         char *equals = strchr(r->words[i], '=');
         if (equals)
@@ -128,8 +135,8 @@ static bool read_run(reader *r)
     const char *value = r->num_words == 3 ? value_of(r->words[2], "keys") : NULL;
     if (b->num_runs == BATCH_MAX_RUNS)
         return expected(r, "at most %d runs", BATCH_MAX_RUNS);
-    if (!value || !is_name(r->words[1]) || !cli_int(value, 1, 1 << 24, &keys))
-        return expected(r, "run NAME keys=N, from 1 to 16777216");
+    if (!value || !is_name(r->words[1]) || !cli_int(value, 1, BATCH_MAX_KEYS, &keys))
+        return expected(r, "run NAME keys=N, from 1 to %d", BATCH_MAX_KEYS);
     if (find_run(b, r->words[1]) >= 0)
         return expected(r, "a new name: there is a run %s already", r->words[1]);
     batch_run *run = &b->runs[b->num_runs++];
@@ -138,18 +145,40 @@ static bool read_run(reader *r)
     return true;
 }
 
+static bool read_begins(reader *r, batch_request *q, const char *name)
+{
+    if (q->run >= 0)
+        return expected(r, "begins=RUN only once");
+    if ((q->run = find_run(r->out, name)) < 0)
+        return expected(r, "begins= one of the runs named above; there is no run \"%.60s\"", name);
+    return true;
+}
+
 static bool read_request_word(reader *r, batch_request *q, const char *word)
 {
+    const struct {
+        const char *name;
+        int64_t low, high, *into;
+    } fields[] = {
+        { "rows", 0, BATCH_MAX_ROWS, &q->rows },
+        { "keys", 0, BATCH_MAX_KEYS, &q->keys },
+        { "count", 1, BATCH_MAX_REQUESTS, &q->count },
+    };
     const char *value;
-    if ((value = value_of(word, "rows")))
-        return q->rows < 0 && cli_int(value, 0, BATCH_MAX_ROWS, &q->rows);
-    if ((value = value_of(word, "keys")))
-        return q->keys < 0 && cli_int(value, 0, 1 << 24, &q->keys);
-    if ((value = value_of(word, "count")))
-        return q->count < 0 && cli_int(value, 1, BATCH_MAX_REQUESTS, &q->count);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (!(value = value_of(word, fields[i].name)))
+            continue;
+        if (*fields[i].into >= 0)
+            return expected(r, "%s=N only once", fields[i].name);
+        if (!cli_int(value, fields[i].low, fields[i].high, fields[i].into))
+            return expected(r, "%s to be a whole number from %lld to %lld, not \"%.60s\"",
+                            fields[i].name, (long long)fields[i].low, (long long)fields[i].high,
+                            value);
+        return true;
+    }
     if ((value = value_of(word, "begins")))
-        return q->run < 0 && (q->run = find_run(r->out, value)) >= 0;
-    return false;
+        return read_begins(r, q, value);
+    return expected(r, "rows=N, keys=N, count=N or begins=RUN, not \"%.60s\"", word);
 }
 
 static bool read_request(reader *r)
@@ -158,10 +187,7 @@ static bool read_request(reader *r)
     batch_request q = { .rows = -1, .keys = -1, .count = -1, .run = -1, .line = r->line };
     for (int i = 1; i < r->num_words; i++)
         if (!read_request_word(r, &q, r->words[i]))
-            return expected(r,
-                            "rows=N, keys=N, count=N or begins=RUN (a run named above), each once, "
-                            "not \"%.60s\"",
-                            r->words[i]);
+            return false;
     if (q.rows < 0 || q.keys < 0)
         return expected(r, "request rows=N keys=N [begins=RUN] [count=N]");
     if (q.run >= 0 && b->runs[q.run].keys > q.keys)
@@ -256,7 +282,7 @@ static bool check_whole(reader *r)
 
 static bool read_lines(reader *r, const char *text, size_t size)
 {
-    for (size_t at = 0; at < size;) {
+    for (size_t at = cli_mark_size(text, size); at < size;) {
         const char *line = text + at, *end = memchr(line, '\n', size - at);
         const size_t n = end ? (size_t)(end - line) : size - at;
         at += n + 1;
@@ -348,10 +374,35 @@ int batch_text_load(const char *path, batch_text *out)
     size_t size;
     char *text = cli_read_file(path, &size);
     if (!text)
-        return cli_misuse("%s: %s", path, strerror(errno));
+        return cli_misuse("%s: %s", cli_input_name(path), strerror(errno));
     const bool good = batch_text_read(text, size, out, &problem);
     free(text);
-    return good ? CLI_OK : cli_misuse("%s:%lld: %s", path, (long long)problem.line, problem.text);
+    return good ? CLI_OK : cli_misuse("%s:%lld: %s", cli_input_name(path), (long long)problem.line,
+                                      problem.text);
+}
+
+int64_t batch_text_line(const batch_text *b, const char *field)
+{
+    int i;
+    if (sscanf(field, "problem.variants[%d]", &i) == 1 && i >= 0 && i < b->num_variants)
+        return b->variants[i].line;
+    if (!strcmp(field, "problem.q") || !strcmp(field, "problem.o"))
+        return b->dtype_line;
+    if (!strcmp(field, "problem.k") || !strcmp(field, "problem.v"))
+        return b->kv_dtype_line ? b->kv_dtype_line : b->dtype_line;
+    if (!strncmp(field, "problem.num_", 12))
+        return b->heads_line;
+    return strncmp(field, "problem.dim_", 12) ? 0 : b->dim_line;
+}
+
+int batch_text_refused(const char *path, int64_t line, const fv_error *err)
+{
+    char where[24] = "";
+    if (line)
+        snprintf(where, sizeof where, ":%lld", (long long)line);
+    cli_fail("%s%s: %s (%s)", cli_input_name(path), where,
+             err->text[0] ? err->text : fv_status_text(err->status), fv_status_name(err->status));
+    return err->status == FV_E_INVALID ? CLI_USAGE : CLI_FAILED;
 }
 
 fv_problem batch_text_problem(const batch_text *b, batch_uses *uses)

@@ -24,6 +24,7 @@ enum {
     BATCH_MAX_RUNS = 256,
     BATCH_MAX_REQUESTS = 65536,         /* counts included */
     BATCH_MAX_ROWS = 1 << 22,
+    BATCH_MAX_KEYS = 1 << 24,           /* of a request, and of a run */
     BATCH_MAX_PAGES = 1 << 22,          /* page table entries, and pages */
     BATCH_NAME = 32,
 };
@@ -33,6 +34,7 @@ typedef struct batch_variant {
     char arg_names[BATCH_MAX_ARGS][BATCH_NAME];
     double numbers[BATCH_MAX_ARGS];
     int num_args;
+    int64_t line;
 } batch_variant;
 
 typedef struct batch_run {
@@ -47,6 +49,7 @@ typedef struct batch_request {
 
 typedef struct batch_text {
     int64_t q_heads, kv_heads, dim_qk, dim_v, page_size;
+    int64_t heads_line, dim_line, dtype_line, kv_dtype_line;    /* 0: not said in the text */
     char dtype[BATCH_NAME], kv_dtype[BATCH_NAME];
     batch_variant variants[BATCH_MAX_VARIANTS];
     int num_variants;
@@ -70,8 +73,15 @@ typedef struct batch_arrays {
 bool batch_text_read(const char *text, size_t size, batch_text *out, batch_text_error *err);
 void batch_text_free(batch_text *b);
 
-/* Reads a file: CLI_OK, or prints and returns the exit code. */
+/* Reads a file ("-": standard input): CLI_OK, or prints and returns the exit code. */
 int batch_text_load(const char *path, batch_text *out);
+
+/* The line that says what the library's field ("problem.variants[0]...") holds; 0: none does. */
+int64_t batch_text_line(const batch_text *b, const char *field);
+
+/* The library refused what the text says; prints its words behind FILE:LINE (line 0: behind FILE).
+ * Returns the exit code. */
+int batch_text_refused(const char *path, int64_t line, const fv_error *err);
 
 /* What a problem made of a text points to, beside the text itself. */
 typedef struct batch_uses {

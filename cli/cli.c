@@ -5,11 +5,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <libgen.h>
 #include <math.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -103,6 +105,29 @@ static int set_option(const cli_option *o, char *text)
     return CLI_USAGE;
 }
 
+/* getopt_long found no option in argv[optind - 1], or in a cluster of letters around optopt. */
+static int no_option(const cli_option *options, char **argv)
+{
+    const char *word = argv[optind - 1];
+    if (optopt > 0 && optopt < 256)
+        return cli_misuse("-%c: no such option (see foveal %s --help)", optopt, argv[0]);
+    if (optopt >= 256)
+        return cli_misuse("%s: --%s takes no value", word, options[optopt - 256].name);
+    char list[400];
+    size_t n = 0;
+    int matches = 0;
+    const char *name = word + strspn(word, "-");
+    const size_t length = strcspn(name, "=");
+    for (const cli_option *o = options; o->name; o++)
+        if (!strncmp(o->name, name, length) && n < sizeof list) {
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s--%s", n ? ", " : "", o->name);
+            matches++;
+        }
+    if (matches > 1)
+        return cli_misuse("%s: ambiguous: %s", word, list);
+    return cli_misuse("%s: no such option (see foveal %s --help)", word, argv[0]);
+}
+
 int cli_parse(const char *usage, const cli_option *options, int argc, char **argv, int *first)
 {
     struct option table[MAX_OPTIONS + 2] = { { 0 } };
@@ -124,8 +149,7 @@ int cli_parse(const char *usage, const cli_option *options, int argc, char **arg
             return cli_misuse("%s: needs a value (see foveal %s --help)", argv[optind - 1],
                               argv[0]);
         if (c < 256)
-            return cli_misuse("%s: no such option (see foveal %s --help)", argv[optind - 1],
-                              argv[0]);
+            return no_option(options, argv);
         const int code = set_option(&options[c - 256], optarg);
         if (code != CLI_GO_ON)
             return code;
@@ -134,9 +158,24 @@ int cli_parse(const char *usage, const cli_option *options, int argc, char **arg
     return CLI_GO_ON;
 }
 
+static int check_environment(const cli_device *device)
+{
+    static const char levels[] = "off error warn info debug";
+    const char *threads = getenv("FV_NUM_THREADS"), *level = getenv("FV_LOG");
+    int64_t n;
+    if (!device->threads && threads && *threads && !cli_int(threads, 1, CLI_MAX_THREADS, &n))
+        return cli_misuse("FV_NUM_THREADS=%s: expected a whole number from 1 to %d", threads,
+                          CLI_MAX_THREADS);
+    if (level && *level && !is_choice(levels, level))
+        return cli_misuse("FV_LOG=%s: expected one of: %s", level, levels);
+    return CLI_OK;
+}
+
 int cli_open(const cli_device *device, fv_ctx **ctx)
 {
     fv_error err = { 0 };
+    if (check_environment(device) != CLI_OK)
+        return CLI_USAGE;
     const fv_open_desc desc = { .device = device->device, .cpu_isa = device->cpu,
                                 .num_threads = (int32_t)device->threads };
     if (fv_open(&desc, ctx, &err) == FV_OK)
@@ -149,7 +188,7 @@ int cli_threads(const cli_device *device)
 {
     int64_t n = device->threads;
     const char *given = getenv("FV_NUM_THREADS");
-    if (n > 0 || (given && cli_int(given, 1, 4096, &n)))
+    if (n > 0 || (given && cli_int(given, 1, CLI_MAX_THREADS, &n)))
         return (int)n;
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
@@ -202,9 +241,18 @@ bool cli_real(const char *text, double low, double high, double *out)
     return true;
 }
 
+/* ---- files ---- */
+
+static bool is_standard(const char *path) { return strcmp(path, "-") == 0; }
+
+const char *cli_input_name(const char *path)
+{
+    return is_standard(path) ? "standard input" : path;
+}
+
 char *cli_read_file(const char *path, size_t *size)
 {
-    FILE *file = fopen(path, "rb");
+    FILE *file = is_standard(path) ? stdin : fopen(path, "rb");
     if (!file)
         return NULL;
     char *text = NULL;
@@ -215,7 +263,8 @@ char *cli_read_file(const char *path, size_t *size)
         n += fread(text + n, 1, room - n, file);
     } while (n == room);
     const int problem = ferror(file) ? errno : 0;
-    fclose(file);
+    if (file != stdin)
+        fclose(file);
     if (problem) {
         free(text);
         errno = problem;
@@ -226,9 +275,14 @@ char *cli_read_file(const char *path, size_t *size)
     return text;
 }
 
+size_t cli_mark_size(const char *text, size_t size)
+{
+    return size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0;
+}
+
 FILE *cli_create(const char *path)
 {
-    return strcmp(path, "-") == 0 ? stdout : fopen(path, "wb");
+    return is_standard(path) ? stdout : fopen(path, "wb");
 }
 
 bool cli_close(FILE *file)
@@ -236,6 +290,75 @@ bool cli_close(FILE *file)
     const bool good = fflush(file) == 0 && !ferror(file);
     return (file == stdout || fclose(file) == 0) && good;
 }
+
+int cli_unwritten(const char *path)
+{
+    return cli_fail("%s could not be written", is_standard(path) ? "standard output" : path);
+}
+
+int cli_writable(const char *path)
+{
+    struct stat st;
+    if (is_standard(path) || (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)))
+        return CLI_OK;                          /* pipes and devices are opened once */
+    const bool is_new = lstat(path, &st) != 0;
+    FILE *file = fopen(path, "ab");
+    if (!file)
+        return cli_fail("%s: %s", path, strerror(errno));
+    fclose(file);
+    if (is_new)
+        remove(path);
+    return CLI_OK;
+}
+
+/* Where a file lies: that of a new one is its folder and its name there. */
+typedef struct place {
+    bool known;
+    dev_t device;
+    ino_t inode;
+    char name[256];                     /* of a new file */
+} place;
+
+static place place_of(const cli_file *f)
+{
+    struct stat st;
+    place p = { 0 };
+    const int standard = f->written ? STDOUT_FILENO : STDIN_FILENO;
+    if (is_standard(f->path) ? fstat(standard, &st) == 0 : stat(f->path, &st) == 0) {
+        p = (place){ .known = S_ISREG(st.st_mode), .device = st.st_dev, .inode = st.st_ino };
+        return p;
+    }
+    char *folder = strdup(f->path), *name = strdup(f->path);
+    if (folder && name && !is_standard(f->path) && stat(dirname(folder), &st) == 0) {
+        p = (place){ .known = true, .device = st.st_dev, .inode = st.st_ino };
+        snprintf(p.name, sizeof p.name, "%s", basename(name));
+    }
+    free(folder);
+    free(name);
+    return p;
+}
+
+static bool same_file(const cli_file *a, const cli_file *b)
+{
+    if (a->written && b->written && is_standard(a->path) && is_standard(b->path))
+        return true;
+    const place x = place_of(a), y = place_of(b);
+    return x.known && y.known && x.device == y.device && x.inode == y.inode &&
+           !strcmp(x.name, y.name);
+}
+
+int cli_distinct(const cli_file *files, int count)
+{
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < i; j++) {
+            const cli_file *a = &files[j], *b = &files[i];
+            if (a->path && b->path && (a->written || b->written) && same_file(a, b))
+                return cli_misuse("%s %s is the same file as %s", b->what, b->path, a->what);
+        }
+    return CLI_OK;
+}
+
+/* ---- machine ---- */
 
 double cli_now(void)
 {

@@ -63,6 +63,8 @@ typedef struct cli_option {
  * exit code (--help: 0). `usage` is printed in front of the table by --help. */
 int cli_parse(const char *usage, const cli_option *options, int argc, char **argv, int *first);
 
+#define CLI_MAX_THREADS 1024            /* as fv_open_desc.num_threads */
+
 /* Options that every command with a context takes. */
 typedef struct cli_device {
     const char *device, *cpu;
@@ -73,11 +75,12 @@ typedef struct cli_device {
     { "device", "NAME", "cpu or cuda:N (default: FV_DEVICE, else cpu)",                           \
       CLI_TEXT, &(d).device, 0, 0, NULL },                                                        \
     { "threads", "N", "CPU workers (default: all CPUs of this process)",                          \
-      CLI_INT, &(d).threads, 1, 4096, NULL },                                                     \
+      CLI_INT, &(d).threads, 1, CLI_MAX_THREADS, NULL },                                          \
     { "cpu", "ISA", "highest CPU level: scalar, avx2, avx512, ...", CLI_TEXT, &(d).cpu, 0, 0, NULL }
 
-int cli_open(const cli_device *device, fv_ctx **ctx);       /* CLI_OK, or prints and returns the
-                                                               exit code */
+/* CLI_OK, or prints and returns the exit code. Refuses what the environment says of threads and
+ * logs where it means nothing; the library would go on without. */
+int cli_open(const cli_device *device, fv_ctx **ctx);
 int cli_threads(const cli_device *device);                  /* how many threads a CPU context of it
                                                                has */
 
@@ -87,10 +90,35 @@ void *need(size_t count, size_t size);                      /* zeroed; never NUL
 void *need_more(void *memory, size_t count, size_t size);   /* realloc; never NULL */
 bool cli_int(const char *text, int64_t low, int64_t high, int64_t *out);
 bool cli_real(const char *text, double low, double high, double *out);
+
+/* ---- files; "-" is standard input, or standard output ---- */
+
 char *cli_read_file(const char *path, size_t *size);        /* NUL behind the end; NULL: errno says
                                                                why */
-FILE *cli_create(const char *path);                         /* "-": standard output */
+const char *cli_input_name(const char *path);               /* for messages */
+FILE *cli_create(const char *path);
 bool cli_close(FILE *file);                                 /* false: something was not written */
+int cli_unwritten(const char *path);                        /* says so; CLI_FAILED */
+
+/* Could this file be created, or written over? Says so long before there is something to write, and
+ * leaves the file as it is. CLI_OK, or prints and returns the exit code. */
+int cli_writable(const char *path);
+
+/* A file that a command is given. path NULL: it is not given. */
+typedef struct cli_file {
+    const char *what;                   /* "--json", "the trace" */
+    const char *path;
+    bool written;
+} cli_file;
+
+/* Bytes of the mark of UTF-8 that editors put in front of a text: 3 or 0. */
+size_t cli_mark_size(const char *text, size_t size);
+
+/* Refuses to write over a file that is read, or to write two things into one. */
+int cli_distinct(const cli_file *files, int count);
+
+/* ---- machine ---- */
+
 double cli_now(void);                                      /* seconds of a clock that never jumps */
 int64_t cli_available_memory(void);                         /* bytes that may be used without
                                                                swapping */

@@ -330,6 +330,9 @@ int cmd_bench(int argc, char **argv)
         return code;
     if (first < argc)
         return cli_misuse("bench takes no argument \"%s\"", argv[first]);
+    const cli_file files[] = { { "--csv", csv, true }, { "--json", json, true } };
+    if ((code = cli_distinct(files, 2)) != CLI_OK)
+        return code;
     if (list)
         return list_cases(&b.device);
     b.threads = cli_threads(&b.device);
@@ -345,8 +348,8 @@ int cmd_bench(int argc, char **argv)
         fv_close(&b.ctx);
     }
     if (b.csv && !cli_close(b.csv))
-        code = cli_fail("%s could not be written", csv);
+        code = cli_unwritten(csv);
     if (b.json && !cli_close(b.json))
-        code = cli_fail("%s could not be written", json);
+        code = cli_unwritten(json);
     return code;
 }

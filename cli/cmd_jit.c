@@ -155,10 +155,8 @@ static int add_file(jit_run *r, const char *path)
             visit v = { r, r->archs[a] };
             problem.k_scale = problem.v_scale =
                 !narrow ? NULL : scaled ? "token_head" : "tensor";
-            if (fv__cuda_problem_programs(&problem, r->archs[a], add_want, &v, &err) != FV_OK) {
-                cli_failed(path, &err);
-                code = err.status == FV_E_INVALID ? CLI_USAGE : CLI_FAILED;
-            }
+            if (fv__cuda_problem_programs(&problem, r->archs[a], add_want, &v, &err) != FV_OK)
+                code = batch_text_refused(path, batch_text_line(&b, err.field), &err);
         }
     batch_text_free(&b);
     return code;
@@ -216,11 +214,23 @@ static void report(jit_run *r, want *w)
     fprintf(stderr, "foveal: %s for %s: %s\n", w->program.name, w->arch, w->error.text);
 }
 
+/* On standard error: the lines of standard output are the kernels'. */
+static void announce(const jit_run *r, int at_once)
+{
+    fprintf(stderr, "foveal: compiling %d program%s for", r->num_wants,
+            r->num_wants == 1 ? "" : "s");
+    for (int a = 0; a < r->num_archs; a++)
+        fprintf(stderr, "%s %s", a ? "," : "", r->archs[a]);
+    fprintf(stderr, ", %d at once%s\n", at_once,
+            r->fresh ? "" : "; what the cache folder holds is taken from there");
+}
+
 static int compile_all(jit_run *r)
 {
     pthread_t threads[MAX_THREADS];
     const int n = (int)min_i64(r->jobs, min_i64(MAX_THREADS, r->num_wants));
     int started = 0;
+    announce(r, n);
     while (started < n && !pthread_create(&threads[started], NULL, work, r))
         started++;
     if (started == 0)
@@ -356,14 +366,29 @@ static int choose_archs(jit_run *r, char *names)
 {
     for (const char *const *a = fv__cuda_archs; !names && *a; a++)
         r->archs[r->num_archs++] = (char *)(uintptr_t)*a;
-    for (char *word; names && (word = strsep(&names, ",")) && r->num_archs < MAX_ARCHS;) {
+    for (char *word; names && (word = strsep(&names, ","));) {
         if (!fv__cuda_arch_known(word))
-            return cli_misuse("--arch %s: expected names like sm_80, sm_86, sm_89, sm_90a, "
-                              "sm_100a, sm_120a, with commas between them",
+            return cli_misuse("--arch: expected names like sm_80, sm_86, sm_89, sm_90a, sm_100a, "
+                              "sm_120a, with commas between them, not \"%s\"",
                               word);
+        if (r->num_archs == MAX_ARCHS)
+            return cli_misuse("--arch: at most %d names", MAX_ARCHS);
         r->archs[r->num_archs++] = word;
     }
     return CLI_OK;
+}
+
+/* The bundle can be written, and is none of the files that are read. */
+static int check_bundle(const jit_run *r, char **files, int num_files)
+{
+    for (int i = 0; r->bundle && i < num_files; i++) {
+        const cli_file pair[] = { { "the batch", files[i], false },
+                                  { "--bundle", r->bundle, true } };
+        const int code = cli_distinct(pair, 2);
+        if (code != CLI_OK)
+            return code;
+    }
+    return r->bundle ? cli_writable(r->bundle) : CLI_OK;
 }
 
 static int open_jit(jit_run *r)
@@ -412,6 +437,8 @@ int cmd_jit(int argc, char **argv)
     };
     int code = cli_parse("jit [OPTIONS] [BATCH...]\n"
                          "       jit --list [BUNDLE or FOLDER...]\n\n"
+                         "Without BATCH: all of the usual kernels for all GPUs of --arch, which "
+                         "takes minutes on few cores.\n"
                          "BATCH: a file as foveal plan reads them; its problem's kernels are "
                          "compiled instead of the usual ones",
                          options, argc, argv, &first);
@@ -423,6 +450,8 @@ int cmd_jit(int argc, char **argv)
         return cli_misuse("--list and --bundle: only one of them");
     char *names = archs ? copy_text(archs) : NULL;
     code = choose_archs(&r, names);
+    if (code == CLI_OK)
+        code = check_bundle(&r, argv + first, argc - first);
     if (code == CLI_OK)
         code = open_jit(&r);
     if (code == CLI_OK)

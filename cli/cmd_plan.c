@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CHUNK_STEP = 64 };
+
 typedef struct plan_options {
     cli_device device;
     const char *svg, *sharing;
@@ -59,12 +61,29 @@ static int describe(const fv_plan *plan, const char *format, const char *path)
     else if (!(out = cli_create(path)))
         code = cli_fail("%s: %s", path, strerror(errno));
     else if (fputs(text, out) == EOF || !cli_close(out))
-        code = cli_fail("%s could not be written", path);
+        code = cli_unwritten(path);
     free(text);
     return code;
 }
 
-static int show(fv_ctx *ctx, const batch_text *b, const plan_options *o)
+/* Which variant asks for what the batch does not give? The first with which no plan is made. */
+static int64_t line_of_variant(fv_ctx *ctx, const batch_text *b, const batch_arrays *a,
+                               const plan_options *o)
+{
+    for (int n = 0; n <= b->num_variants; n++) {
+        batch_text fewer = *b;
+        fv_error err = { 0 };
+        fv_plan *plan = NULL;
+        fewer.num_variants = n;
+        const fv_status status = make_plan(ctx, &fewer, a, o, &plan, &err);
+        fv_plan_destroy(&plan);
+        if (status != FV_OK)
+            return n ? b->variants[n - 1].line : 0;
+    }
+    return 0;
+}
+
+static int show(fv_ctx *ctx, const char *path, const batch_text *b, const plan_options *o)
 {
     fv_error err = { 0 };
     fv_plan *plan = NULL;
@@ -73,8 +92,8 @@ static int show(fv_ctx *ctx, const batch_text *b, const plan_options *o)
     int code = CLI_OK;
     const fv_status status = make_plan(ctx, b, &arrays, o, &plan, &err);
     if (status != FV_OK) {
-        cli_failed("no plan for this batch", &err);
-        code = status == FV_E_INVALID ? CLI_USAGE : CLI_FAILED;
+        const int64_t line = batch_text_line(b, err.field);
+        code = batch_text_refused(path, line ? line : line_of_variant(ctx, b, &arrays, o), &err);
     }
     if (code == CLI_OK && !(o->svg && !strcmp(o->svg, "-")))
         code = describe(plan, "text", "-");
@@ -94,28 +113,37 @@ int cmd_plan(int argc, char **argv)
           CLI_TEXT, &o.svg, 0, 0, NULL },
         { "workers", "N", "use at most N workers", CLI_INT, &o.workers, 1, 65536, NULL },
         { "splits", "N", "cut the keys of each row tile into N parts (as the balance needs)",
-          CLI_INT, &o.splits, 1, 65536, NULL },
+          CLI_INT, &o.splits, 1, 4096, NULL },
         { "sharing", "off|find", "find prefixes that requests share (off)",
           CLI_CHOICE, &o.sharing, 0, 0, "off find" },
         { "invariant", NULL, "cut at fixed places, so that neighbours change no bits",
           CLI_FLAG, &o.invariant, 0, 0, NULL },
-        { "chunk", "N", "keys of such a part (1024)", CLI_INT, &o.chunk, 64, 1 << 24, NULL },
+        { "chunk", "N", "with --invariant: keys of such a part, a multiple of 64 (1024)",
+          CLI_INT, &o.chunk, CHUNK_STEP, 1 << 20, NULL },
         CLI_DEVICE_OPTIONS(o.device),
         { 0 },
     };
-    int code =
-        cli_parse("plan [OPTIONS] FILE\n\nFILE: a batch in words; docs/cli.md describes the format",
-                  options, argc, argv, &first);
+    int code = cli_parse("plan [OPTIONS] FILE\n\nFILE: a batch in words (-: standard input); "
+                         "docs/cli.md describes the format",
+                         options, argc, argv, &first);
     if (code != CLI_GO_ON)
         return code;
     if (argc - first != 1)
         return cli_misuse("plan needs one file (see foveal plan --help)");
+    if (o.chunk % CHUNK_STEP)
+        return cli_misuse("--chunk %lld: expected a multiple of %d", (long long)o.chunk,
+                          CHUNK_STEP);
+    if (o.chunk && !o.invariant)
+        return cli_misuse("--chunk goes with --invariant");
+    const cli_file files[] = { { "the batch", argv[first], false }, { "--svg", o.svg, true } };
+    if ((code = cli_distinct(files, 2)) != CLI_OK)
+        return code;
     batch_text batch;
     if ((code = batch_text_load(argv[first], &batch)) != CLI_OK)
         return code;
     fv_ctx *ctx = NULL;
     if ((code = cli_open(&o.device, &ctx)) == CLI_OK) {
-        code = show(ctx, &batch, &o);
+        code = show(ctx, argv[first], &batch, &o);
         fv_close(&ctx);
     }
     batch_text_free(&batch);

@@ -25,8 +25,8 @@ typedef struct replay_options {
 } replay_options;
 
 static const replay_options defaults = {
-    .model = "llama-3.1-8b", .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on",
-    .dim = 128, .window = -1, .requests = 64, .max_length = 1 << 25, .token_budget = 2048,
+    .dtype = "bf16", .sharing = "off", .prefix = "on", .bounds = "on",
+    .window = -1, .requests = 64, .max_length = 1 << 25, .token_budget = 2048,
     .max_requests = 256, .page_size = 16, .seed = 1, .check = 2,
 };
 
@@ -35,13 +35,14 @@ static const replay_options defaults = {
 static int parse(int argc, char **argv, replay_options *o, int *first)
 {
     const cli_option options[] = {
-        { "model", "NAME", "geometry: " GEOMETRY_NAMES,
+        { "model", "NAME", "geometry (llama-3.1-8b): " GEOMETRY_NAMES,
           CLI_CHOICE, &o->model, 0, 0, GEOMETRY_NAMES },
-        { "heads", "Q/KV", "geometry by hand: query heads / KV heads, with --dim",
+        { "heads", "Q/KV", "instead of --model: query heads / KV heads",
           CLI_TEXT, &o->heads, 0, 0, NULL },
-        { "dim", "N", "by hand: width of a head (128)", CLI_INT, &o->dim, 1, 576, NULL },
-        { "dim-v", "N", "by hand: width of a value (as --dim)", CLI_INT, &o->dim_v, 1, 576, NULL },
-        { "window", "N", "by hand: keys that a row sees before itself (all)",
+        { "dim", "N", "with --heads: width of a head (128)", CLI_INT, &o->dim, 1, 576, NULL },
+        { "dim-v", "N", "with --heads: width of a value (as --dim)",
+          CLI_INT, &o->dim_v, 1, 576, NULL },
+        { "window", "N", "with --heads: keys that a row sees before itself (all)",
           CLI_INT, &o->window, 0, 1 << 24, NULL },
         { "layers", "N", "layers to serve (2, or as many as show every kind)",
           CLI_INT, &o->layers, 1, 1024, NULL },
@@ -82,18 +83,25 @@ static int parse(int argc, char **argv, replay_options *o, int *first)
         { 0 },
     };
     return cli_parse("replay [OPTIONS] TRACE\n\nTRACE: Azure CSV "
-                     "(TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake JSONL",
+                     "(TIMESTAMP,ContextTokens,GeneratedTokens) or Mooncake JSONL; "
+                     "-: standard input",
                      options, argc, argv, first);
 }
 
 static int choose_geometry(const replay_options *o, geometry *out)
 {
-    const char *why;
+    const char *why, *model = o->model ? o->model : "llama-3.1-8b";
+    const char *alone =
+        o->dim ? "--dim" : o->dim_v ? "--dim-v" : o->window >= 0 ? "--window" : NULL;
+    if (o->heads && o->model)
+        return cli_misuse("--heads and --model: only one of them");
+    if (!o->heads && alone)
+        return cli_misuse("%s goes with --heads; a model has its own", alone);
     if (!o->heads)
-        return geometry_find(o->model, out)
+        return geometry_find(model, out)
                    ? CLI_OK
-                   : cli_misuse("--model %s: expected one of: %s", o->model, GEOMETRY_NAMES);
-    if (geometry_by_hand(o->heads, o->dim, o->dim_v, o->window, out, &why))
+                   : cli_misuse("--model %s: expected one of: %s", model, GEOMETRY_NAMES);
+    if (geometry_by_hand(o->heads, o->dim ? o->dim : 128, o->dim_v, o->window, out, &why))
         return CLI_OK;
     return cli_misuse("--heads %s: expected %s", o->heads, why);
 }
@@ -104,7 +112,7 @@ static int configure(replay *r, const replay_options *o)
     const int code = choose_geometry(o, &c->geometry);
     if (code != CLI_OK)
         return code;
-    if (o->layers > c->geometry.layers)
+    if (c->geometry.layers && o->layers > c->geometry.layers)
         return cli_misuse("--layers %lld: %s has %d", (long long)o->layers, c->geometry.name,
                           c->geometry.layers);
     c->layers = o->layers ? (int)o->layers : geometry_default_layers(&c->geometry);
@@ -128,14 +136,15 @@ static int read_trace(replay *r, const replay_options *o)
     size_t size;
     char *text = cli_read_file(r->path, &size);
     if (!text)
-        return cli_misuse("%s: %s", r->path, strerror(errno));
+        return cli_misuse("%s: %s", cli_input_name(r->path), strerror(errno));
     const bool good = trace_read(text, size, o->requests ? o->requests : INT64_MAX, o->max_length,
                                  &r->trace, &problem);
     free(text);
     if (!good)
-        return cli_misuse("%s:%lld: %s", r->path, (long long)problem.line, problem.text);
+        return cli_misuse("%s:%lld: %s", cli_input_name(r->path), (long long)problem.line,
+                          problem.text);
     const char *slash = strrchr(r->path, '/');
-    r->file_name = slash ? slash + 1 : r->path;
+    r->file_name = slash ? slash + 1 : cli_input_name(r->path);
     return CLI_OK;
 }
 
@@ -377,7 +386,7 @@ static int write_report(replay *r, const summary *s, const char *path)
     if (!out)
         return cli_fail("%s: %s", path, strerror(errno));
     report_write(out, r, s);
-    return cli_close(out) ? CLI_OK : cli_fail("%s could not be written", path);
+    return cli_close(out) ? CLI_OK : cli_unwritten(path);
 }
 
 static int write_results(replay *r, const replay_options *o, FILE *json)
@@ -387,12 +396,15 @@ static int write_results(replay *r, const replay_options *o, FILE *json)
     summary_make(r, &s);
     summary_print(json == stdout ? stderr : stdout, r, &s);
     if (json && (!json_summary(json, r, &s) || fflush(json)))
-        code = cli_fail("%s could not be written", o->json);
+        code = cli_unwritten(o->json);
     if (o->report && code == CLI_OK)
         code = write_report(r, &s, o->report);
     if (r->checker.failures)
         code = cli_fail("%lld comparisons failed; the first: %s", (long long)r->checker.failures,
                         r->checker.failure);
+    else if (code == CLI_OK && r->scheduler.finished == 0)
+        code = cli_fail("no request was served: each is larger than the pool, %lld x %lld tokens",
+                        (long long)r->config.num_pages, (long long)r->config.page_size);
     return code;
 }
 
@@ -404,8 +416,8 @@ static void name_device(replay *r)
     if (r->gpu)
         snprintf(r->device_text, sizeof r->device_text, "%s, %s", r->device, gpu_name(r->gpu));
     else
-        snprintf(r->device_text, sizeof r->device_text, "%s, %d threads", r->device,
-                 r->bounds.threads);
+        snprintf(r->device_text, sizeof r->device_text, "%s, %d thread%s", r->device,
+                 r->bounds.threads, r->bounds.threads == 1 ? "" : "s");
 }
 
 static int on_device(replay *r, const replay_options *o, fv_ctx *ctx, FILE *json)
@@ -425,6 +437,8 @@ static int run(replay *r, const replay_options *o)
 {
     fv_ctx *ctx = NULL;
     FILE *json = NULL;
+    if (o->report && cli_writable(o->report) != CLI_OK)
+        return CLI_FAILED;
     if (o->json && !(json = cli_create(o->json)))
         return cli_fail("%s: %s", o->json, strerror(errno));
     int code = cli_open(&r->where, &ctx);
@@ -437,7 +451,7 @@ static int run(replay *r, const replay_options *o)
     if (code == CLI_OK)
         code = write_results(r, o, json);
     if (json && !cli_close(json) && code == CLI_OK)
-        code = cli_fail("%s could not be written", o->json);
+        code = cli_unwritten(o->json);
     return code;
 }
 
@@ -461,6 +475,10 @@ int cmd_replay(int argc, char **argv)
     if (argc - first != 1)
         return cli_misuse("replay needs one trace file (see foveal replay --help)");
     r.path = argv[first];
+    const cli_file files[] = { { "the trace", r.path, false }, { "--json", o.json, true },
+                               { "--report", o.report, true } };
+    if ((code = cli_distinct(files, 3)) != CLI_OK)
+        return code;
     if ((code = configure(&r, &o)) != CLI_OK)
         return code;
     if ((code = read_trace(&r, &o)) == CLI_OK) {

@@ -76,13 +76,13 @@ static int read_with(subject *s, const char *with)
 static int read_subject(subject *s, const variant_options *o, const char *path)
 {
     size_t size;
-    s->path = path;
+    s->path = cli_input_name(path);
     s->seconds = o->seconds;
     s->text = cli_read_file(path, &size);
     if (!s->text)
-        return cli_fail("%s: %s", path, strerror(errno));
+        return cli_misuse("%s: %s", s->path, strerror(errno));
     if (strlen(s->text) != size)
-        return cli_misuse("%s holds a zero byte; it is no text", path);
+        return cli_misuse("%s holds a zero byte; it is no text", s->path);
     if (!o->name)
         name_of(path, s->name);
     else if (snprintf(s->name, sizeof s->name, "%s", o->name) >= (int)sizeof s->name)
@@ -90,15 +90,17 @@ static int read_subject(subject *s, const variant_options *o, const char *path)
     return read_with(s, o->with);
 }
 
-/* "NAME, line 7: WORDS" as "FILE:7: WORDS". */
+/* "NAME, line 7: WORDS" as "FILE:7: WORDS": the text is malformed. All else is the machine's. */
 static int fault_of(const subject *s, const fv_error *err)
 {
     char lead[80];
     snprintf(lead, sizeof lead, "%s, line %lld: ", s->name, (long long)err->value);
-    if (err->status != FV_E_COMPILE || strncmp(err->text, lead, strlen(lead)))
-        return cli_failed(s->path, err);
+    if (err->status != FV_E_COMPILE || strncmp(err->text, lead, strlen(lead))) {
+        cli_failed(s->path, err);
+        return err->status == FV_E_INVALID ? CLI_USAGE : CLI_FAILED;
+    }
     fprintf(stderr, "%s:%lld: %s\n", s->path, (long long)err->value, err->text + strlen(lead));
-    return CLI_FAILED;
+    return CLI_USAGE;
 }
 
 /* ---- errors ---- */

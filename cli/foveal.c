@@ -3,7 +3,9 @@
  * through its public header. */
 #include "cli.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 static int cmd_version(int argc, char **argv)
 {
@@ -62,8 +64,18 @@ static int cmd_help(int argc, char **argv)
     return command->run(2, arguments);
 }
 
+/* A standard stream that is closed would lend its number to the next file that is opened, and what
+ * is printed would land there. Opened the wrong way round, it fails as a closed one does. */
+static void hold_standard_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd ? O_RDONLY : O_WRONLY) < 0)
+            return;
+}
+
 int main(int argc, char **argv)
 {
+    hold_standard_streams();
     if (argc < 2) {
         print_commands(stderr);
         return CLI_USAGE;
@@ -77,7 +89,7 @@ int main(int argc, char **argv)
     if (!command)
         return cli_misuse("no command \"%s\"; foveal help lists them", name);
     const int code = command->run(argc - 1, argv + 1);
-    if (fflush(stdout) || ferror(stdout))
+    if ((fflush(stdout) || ferror(stdout)) && code == CLI_OK)
         return cli_fail("standard output could not be written");
     return code;
 }

@@ -83,7 +83,7 @@ bool geometry_by_hand(const char *heads, int64_t dim, int64_t dim_v, int64_t win
     *why = "the query heads to be a multiple of the KV heads";
     if (num_q % num_kv)
         return false;
-    *out = (geometry){ .name = "by hand", .layers = 1024, .q_heads = (int32_t)num_q,
+    *out = (geometry){ .name = "by hand", .q_heads = (int32_t)num_q,
                        .kv_heads = (int32_t)num_kv, .dim_qk = (int32_t)dim,
                        .dim_v = (int32_t)(dim_v ? dim_v : dim), .num_kinds = 1,
                        .kinds = { { window >= 0 ? "window" : "full",

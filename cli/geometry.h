@@ -17,7 +17,7 @@ typedef struct layer_kind {
 
 typedef struct geometry {
     const char *name;
-    int32_t layers;                     /* of the whole model */
+    int32_t layers;                     /* of the whole model; 0: by hand, as many as one likes */
     int32_t q_heads, kv_heads;
     int32_t dim_qk, dim_v;              /* dim_qk includes the tail */
     int32_t tail;                       /* last elements of q and k that lie in tensors of their own

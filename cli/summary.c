@@ -12,12 +12,17 @@
 void replay_describe(const replay *r, char *out, size_t size)
 {
     const geometry *g = &r->config.geometry;
-    char cache[32] = "";
+    char cache[32] = "", layers[48];
     if (r->config.cache_type != r->config.type)
         snprintf(cache, sizeof cache, " with a %s cache", r->config.cache_type->name);
-    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %d of %d layers; %s", g->name,
-             g->q_heads, g->kv_heads, g->dim_qk, g->v_in_k ? " (V is 512 of it)" : "",
-             r->config.type->name, cache, r->config.layers, g->layers, r->device_text);
+    if (g->layers)
+        snprintf(layers, sizeof layers, "%d of %d layers", r->config.layers, g->layers);
+    else
+        snprintf(layers, sizeof layers, "%d layer%s", r->config.layers,
+                 r->config.layers == 1 ? "" : "s");
+    snprintf(out, size, "%s: %d/%d heads, dim %d%s, %s%s, %s; %s", g->name, g->q_heads,
+             g->kv_heads, g->dim_qk, g->v_in_k ? " (V is 512 of it)" : "", r->config.type->name,
+             cache, layers, r->device_text);
 }
 
 /* ---- numbers ---- */
@@ -187,7 +192,8 @@ void summary_print(FILE *out, const replay *r, const summary *s)
 {
     char about[256];
     replay_describe(r, about, sizeof about);
-    fprintf(out, "%s (%s)\n%s; kernel %s\n\n", r->file_name, r->trace.format, about, r->kernel);
+    fprintf(out, "%s (%s)\n%s%s%s\n\n", r->file_name, r->trace.format, about,
+            r->kernel[0] ? "; kernel " : "", r->kernel);
     for (int i = 0; i < s->num_lines; i++)
         fprintf(out, "  %-22s %s\n", s->lines[i].label, s->lines[i].value);
 }

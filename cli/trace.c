@@ -99,6 +99,11 @@ static int64_t days_of(int64_t year, int64_t month, int64_t day)
     return 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day - 1 - 719468;
 }
 
+static int64_t days_in(int64_t year, int64_t month)
+{
+    return month == 12 ? 31 : days_of(year, month + 1, 1) - days_of(year, month, 1);
+}
+
 /* ".ffffff", of any length: the first nine digits count. */
 static bool take_fraction(cursor *c, double *out)
 {
@@ -131,7 +136,8 @@ static bool take_time(cursor *c, double *seconds)
     int64_t year, month, day, h, m, s, offset;
     double fraction = 0;
     if (!take_number(c, 4, 9999, &year) || !take(c, '-') || !take_number(c, 2, 12, &month) ||
-        !take(c, '-') || !take_number(c, 2, 31, &day) || !take(c, ' ') || month < 1 || day < 1)
+        !take(c, '-') || !take_number(c, 2, 31, &day) || !take(c, ' ') || month < 1 || day < 1 ||
+        day > days_in(year, month))
         return false;
     if (!take_number(c, 2, 23, &h) || !take(c, ':') || !take_number(c, 2, 59, &m) ||
         !take(c, ':') || !take_number(c, 2, 60, &s))
@@ -157,7 +163,8 @@ static bool azure_line(reader *r, const char *line, size_t size)
     double seconds;
     trace_request *q = add_request(r);
     if (!take_time(&c, &seconds))
-        return expected(r, "a time like 2023-11-16 18:15:46.6805900 in column 1 (TIMESTAMP)");
+        return expected(r, "a time like 2023-11-16 18:15:46.6805900 in column 1 (TIMESTAMP), of a "
+                           "day that its month has");
     if (!take(&c, ','))
         return expected(r, "a comma behind column 1 (TIMESTAMP)");
     if (!take_number(&c, 0, TRACE_MAX_TOKENS, &q->input) || q->input < 1)
@@ -243,7 +250,11 @@ static bool mooncake_line(reader *r, const char *line, size_t size)
     json_t *object = json_loadb(line, size, JSON_REJECT_DUPLICATES, &problem);
     if (!json_is_object(object)) {
         char what[220];
-        snprintf(what, sizeof what, "one JSON object on the line: %.150s",
+        const bool too_large =
+            !object && json_error_code(&problem) == json_error_numeric_overflow;
+        snprintf(what, sizeof what, "%s: %.150s",
+                 too_large ? "numbers below 2^63 (one is too large)"
+                           : "one JSON object on the line",
                  object ? "this is another value" : problem.text);
         json_decref(object);
         return expected(r, what);
@@ -270,7 +281,7 @@ static void leave_out(reader *r)
 /* Calls read_line for each line, without its end (\n or \r\n), until there are enough requests. */
 static bool read_lines(reader *r, const char *text, size_t size, int64_t max_requests)
 {
-    for (size_t at = 0; at < size && r->out->count < max_requests;) {
+    for (size_t at = cli_mark_size(text, size); at < size && r->out->count < max_requests;) {
         const char *line = text + at, *end = memchr(line, '\n', size - at);
         size_t n = end ? (size_t)(end - line) : size - at;
         at += n + 1;
@@ -293,7 +304,8 @@ static bool read_lines(reader *r, const char *text, size_t size, int64_t max_req
 bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max_tokens, trace *out,
                 trace_error *err)
 {
-    const bool json = size && text[0] == '{';
+    const size_t mark = cli_mark_size(text, size);
+    const bool json = size > mark && text[mark] == '{';
     *out = (trace){ .format = json ? "Mooncake JSONL" : "Azure CSV" };
     reader r = { .out = out, .err = err, .max_tokens = max_tokens,
                  .read_line = json ? mooncake_line : azure_line };

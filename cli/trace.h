@@ -2,7 +2,7 @@
 /* trace.h -- requests of a real service: when each came, how many tokens it brought, how many it
  * was given.
  *
- * Two formats, told apart by their first character:
+ * Two formats, told apart by their first character (behind the mark of UTF-8, where there is one):
  *   Azure     CSV, header TIMESTAMP,ContextTokens,GeneratedTokens, then lines like
  *             2023-11-16 18:15:46.6805900,374,44
  *   Mooncake  one JSON object a line: {"timestamp": ms, "input_length": n, "output_length": m,

@@ -12,7 +12,7 @@ fi
 work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export FV_NUM_THREADS=2
-unset FV_DEVICE FV_CPU
+unset FV_DEVICE FV_CPU FV_LOG
 passed=0 failed=0
 azure=bench/traces/azure_2023_conversation.csv
 mooncake=bench/traces/mooncake_conversation.jsonl
@@ -61,6 +61,9 @@ expect 2 'no command "nosuch"' nosuch
 expect 2 "--nosuch: no such option" replay --nosuch
 expect 2 "--layers: needs a value" replay --layers
 expect 2 "usage: foveal COMMAND"
+expect 2 "--p: ambiguous: --page-size, --pages, --prefix" replay --p 3 "$azure"
+expect 2 "--digest takes no value" replay --digest=1 "$azure"
+expect 2 "-x: no such option" replay -x "$azure"
 
 # ---- options ----
 expect 2 "one trace file" replay
@@ -73,6 +76,12 @@ expect 2 "a multiple of the KV heads" replay --heads 32/5 "$azure"
 expect 2 "to be like 32/8" replay --heads 32 "$azure"
 expect 2 "expected one of: f32 f16 bf16" replay --dtype f64 "$azure"
 expect 2 "FV_E_INVALID" info --cpu nosuch
+for alone in --dim --dim-v --window; do expect 2 "$alone goes with --heads" replay $alone 64 "$azure"; done
+expect 2 "--heads and --model: only one of them" replay --heads 8/2 --model smollm2-135m "$azure"
+expect 2 "--threads 1025: expected a whole number from 1 to 1024" info --threads 1025
+for threads in abc -3 0 99999; do FV_NUM_THREADS=$threads expect 2 "FV_NUM_THREADS=$threads: expected a whole number from 1 to 1024" info; done
+FV_NUM_THREADS=abc expect 0 "bf16" info --threads 1
+FV_LOG=banana expect 2 "FV_LOG=banana: expected one of: off error warn info debug" info
 FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1 expect 1 "no NVIDIA driver: FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1" replay --device cuda:0 "$azure"
 FV_CUDA_DRIVER_PATH=/nowhere/libcuda.so.1 expect 1 "no NVIDIA driver" bench --device cuda:0
 
@@ -87,6 +96,10 @@ malformed 3 "a whole number from 1 to 16777216 in column 2" "${header}2023-11-16
 malformed 2 "a whole number from 1 to 16777216 in column 2" "${header}2023-11-16 18:15:46,-5,1\n"
 malformed 2 "a whole number from 0 to 16777216 in column 3" "${header}2023-11-16 18:15:46,5,99999999999999999999\n"
 malformed 2 "the end of the line" "${header}2023-11-16 18:15:46,5,1,7\n"
+for day in 2023-02-30 2023-02-29 1900-02-29 2023-04-31 2023-11-00; do
+    malformed 2 "a time like" "${header}$day 18:15:46,5,1\n"
+done
+malformed 1 "numbers below 2^63 (one is too large)" '{"timestamp": 11111111111111111111111, "input_length": 5, "output_length": 1, "hash_ids": [0]}\n'
 malformed 3 "a timestamp that is not before" "${header}2023-11-16 18:15:46,5,1\n2023-11-16 18:15:45,5,1\n"
 malformed 3 "a request, not an empty line" "${header}2023-11-16 18:15:46,5,1\n\n"
 malformed 1 "one JSON object on the line" '{"timestamp": 0, "input_len\n'
@@ -107,6 +120,20 @@ head -n 2 "$mooncake" >"$work/mooncake.jsonl"
 expect 0 "4 served" replay "${small[@]}" --max-length 1100 --check 1 "$shared"
 expect 2 "left out as too long" replay "${small[@]}" --max-length 10 "$shared"
 expect 0 "2 served" replay "${small[@]}" --check 1 "$work/mooncake.jsonl"
+tiny=(--heads 4/2 --dim 64 --layers 1 --requests 2 --bounds off --max-length 1100 --check 0)
+for name in azure shared; do                            # on standard input, behind a mark of UTF-8, the last day of February
+    trace=${!name}
+    { printf '\xef\xbb\xbf' && sed 's/2023-11-16/2024-02-29/' "$trace"; } >"$work/marked"
+    expect 0 "2 served" replay "${tiny[@]}" "$work/marked"
+    "$foveal" replay "${tiny[@]}" - <"$trace" >"$work/out" 2>"$work/err"
+    check "a replay of standard input: $name" grep -q "^standard input (" "$work/out"
+done
+"$foveal" replay "${tiny[@]}" - <<<nonsense >"$work/out" 2>"$work/err"
+check "a fault of standard input is named" grep -q "standard input:1: expected the header" "$work/err"
+expect 0 "bf16, 1 layer; cpu, 1 thread; kernel" replay "${tiny[@]}" --threads 1 "$shared"
+expect 0 "bf16, 1 of 32 layers; cpu, 2 threads; kernel" replay --layers 1 --requests 1 --check 0 --bounds off --max-length 1100 "$shared"
+expect 1 "no request was served" replay "${tiny[@]}" --pages 1 "$shared"
+check "no kernel is named where none ran" test "$(grep -c kernel "$work/out")" -eq 0
 expect 0 "of a streaming read" replay "${small[@]}" --requests 1 --bounds on "$azure"
 for trace in "$azure" "$shared"; do
     expect 0 "6 served" replay "${small[@]}" "$trace"
@@ -166,7 +193,31 @@ check "the page follows light and dark" grep -q 'prefers-color-scheme:dark' "$wo
 check "the page needs no network" test "$(grep -cE '(src|href)="?(https?:)?//' "$work/page.html")" -eq 0
 check "charts" test "$(grep -c '<figure' "$work/page.html")" -ge 5
 check "hover texts" test "$(grep -c '<title>' "$work/page.html")" -ge 100
+# What is written is none of what is read, and no two things share a file.
+cp "$shared" "$work/own.jsonl"
+ln "$work/own.jsonl" "$work/link.jsonl"
+ln -s own.jsonl "$work/soft.jsonl"
+for name in own link soft; do
+    expect 2 "is the same file as the trace" replay "${tiny[@]}" --json "$work/$name.jsonl" "$work/own.jsonl"
+    expect 2 "is the same file as the trace" replay "${tiny[@]}" --report "$work/$name.jsonl" "$work/own.jsonl"
+done
+"$foveal" replay "${tiny[@]}" --json "$work/own.jsonl" - <"$work/own.jsonl" >"$work/out" 2>"$work/err"
+check "nor on standard input" grep -q "is the same file as the trace" "$work/err"
+check "the trace is as it was" cmp -s "$shared" "$work/own.jsonl"
+expect 2 "is the same file as --json" replay "${tiny[@]}" --json "$work/new" --report "$work/./new" "$shared"
+expect 2 "is the same file as --json" replay "${tiny[@]}" --json - --report - "$shared"
+expect 2 "is the same file as --csv" bench --list --csv "$work/new" --json "$work/new"
+expect 2 "is the same file as the batch" plan --svg tests/cli/mixed.txt tests/cli/mixed.txt
+expect 2 "is the same file as the batch" jit --bundle tests/cli/mixed.txt tests/cli/mixed.txt
+check "nothing new was left behind" test ! -e "$work/new"
 expect 1 "no/such/folder" replay "${small[@]}" --requests 1 --report "$work/no/such/folder.html" "$azure"
+check "before the replay, not behind it" test ! -s "$work/out"
+expect 1 "no/such/folder" jit --bundle "$work/no/such/folder"
+"$foveal" replay "${tiny[@]}" --json - "$shared" >&- 2>"$work/err"
+check "exit code 1 with a closed standard output" test $? -eq 1
+check "it is named" grep -q "standard output could not be written" "$work/err"
+"$foveal" replay "${tiny[@]}" --json "$work/lines" "$shared" >&- 2>"$work/err"
+check "no table in a file that took the number of standard output" test "$(grep -cv '^{' "$work/lines")" -eq 0
 
 # ---- plan ----
 batch 1 "at least one request" ''
@@ -175,14 +226,42 @@ batch 2 "heads only once" 'heads 4/2\nheads 4/2\n'
 batch 1 "heads Q/KV" 'heads 4/3\n'
 batch 1 "dim N" 'dim 577\n'
 batch 2 "rows=N, keys=N" 'dim 64\nrequest rows=1 key=3\n'
+for keys in -1 99999999999999999999 67108864 2x; do batch 1 "keys to be a whole number from 0 to 16777216, not \"$keys\"" "request rows=1 keys=$keys\n"; done
+for count in 0 65537; do batch 1 "count to be a whole number from 1 to 65536, not \"$count\"" "request rows=1 keys=1 count=$count\n"; done
+batch 1 "rows to be a whole number from 0 to 4194304" 'request rows=4194305 keys=1\n'
+batch 1 "keys=N only once" 'request rows=1 keys=1 keys=1\n'
+batch 1 'begins= one of the runs named above; there is no run "nope"' 'request rows=1 keys=1 begins=nope\n'
 batch 1 "request rows=N keys=N" 'request rows=1\n'
 batch 2 "at least 32 keys" 'run a keys=32\nrequest rows=1 keys=31 begins=a\n'
 batch 1 "keys to be a multiple of the page size" 'run a keys=33\nrequest rows=1 keys=64 begins=a\n'
 batch 1 "PARAMETER=NUMBER" 'variant window left=x\nrequest rows=1 keys=1\n'
-printf 'variant window nosuch=1\nrequest rows=1 keys=1\n' >"$work/batch"
-expect 2 "nosuch" plan "$work/batch"
-printf 'variant nosuch\nrequest rows=1 keys=1\n' >"$work/batch"
-expect 2 "nosuch" plan "$work/batch"
+# What the library refuses is told with the line that says it.
+refused() {                             # LINE TEXT STATEMENTS COMMAND...
+    local line=$1 text=$2
+    printf '%b' "$3\nrequest rows=1 keys=1\n" >"$work/batch"
+    shift 3
+    expect 2 "foveal: $work/batch:$line: $text" "$@" "$work/batch"
+}
+for command in plan "jit --arch sm_90a"; do
+    refused 1 'problem.variants[0]: there is no variant "nosuch"' 'variant nosuch' $command
+    refused 2 "problem.variants[1].args.foo: no variant" 'variant causal\nvariant softcap cap=3 foo=1' $command
+    refused 2 "problem.variants[0].args.left: 'left' is -1" 'dim 64\nvariant window left=-1' $command
+    refused 1 "problem.variants[0].args.left: 'left' is 2.5" 'variant window left=2.5' $command
+    refused 1 'problem.q is "int8"' 'dtype int8' $command
+    refused 3 'problem.k is "foo"' 'dim 64\n\nkv-dtype foo' $command
+    refused 1 'problem.dim_qk is 24' 'dim 24\nkv-dtype fp4_e2m1' $command
+done
+refused 2 "tree needs 'parents'" 'variant causal\nvariant tree' plan
+refused 3 "mask needs 'bits'" 'variant causal\n# a comment\nvariant mask\nvariant softcap cap=3' plan
+printf '\xef\xbb\xbfheads 4/4\nrequest rows=5 keys=3\n' >"$work/batch"
+expect 0 "1 request, 5 rows" plan "$work/batch"        # behind a mark of UTF-8; more rows than keys
+"$foveal" plan - <"$work/batch" >"$work/out" 2>"$work/err"
+check "a batch on standard input" grep -q "1 request, 5 rows" "$work/out"
+expect 2 "--splits 4097: expected a whole number from 1 to 4096" plan --splits 4097 "$work/batch"
+expect 2 "--chunk 100: expected a multiple of 64" plan --invariant --chunk 100 "$work/batch"
+expect 2 "--chunk goes with --invariant" plan --chunk 128 "$work/batch"
+expect 2 'not ""' jit --arch ,
+expect 2 "at most 16 names" jit --arch "sm_80$(printf ',sm_80%.0s' {1..16})"
 for sharing in off find; do
     expect 0 "worker" plan --sharing $sharing --workers 4 tests/cli/mixed.txt
 done
@@ -205,20 +284,22 @@ check "ten columns" test "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')
 # ---- variant ----
 expect 0 "--with NAMES" variant --help
 expect 2 "takes one file" variant
-expect 1 "nosuch.c" variant nosuch.c
+expect 2 "nosuch.c" variant nosuch.c
+printf 'FV_SCORE { return s; }\n' >"$work/bare.c"
+expect 2 'FV_META("formula") is missing' variant "$work/bare.c"
 expect 2 'no variant "nosuch"' variant --with nosuch examples/variants/alibi.c
 printf 'FV_META("x")\nFV_SCORE { return t; }\n' >"$work/bad.c"
 printf 'FV_META("x")\n\nFV_SCOR { return s; }\n' >"$work/worse.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s + t; }\n#else\nFV_SCORE { return s; }\n#endif\n' >"$work/spec.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s; }\n#else\nFV_SCORE { return s * 2.0f; }\n#endif\n' >"$work/wrong.c"
 export FV_CACHE_DIR=$work/kernels
-expect 1 "$work/worse.c:3:" variant "$work/worse.c"
+expect 2 "$work/worse.c:3:" variant "$work/worse.c"
 if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants/alibi.c >"$work/out" 2>&1 || ! grep -q "C compiler" "$work/out"; then
     expect 0 "8 passed, 0 failed" variant --seconds 0 --cpu scalar examples/variants/alibi.c
     expect 0 "my_softcap: cap * tanh" variant --seconds 0.01 --cpu scalar --with none examples/variants/softcap.c
     expect 0 "x " variant --seconds 0.01 --threads 2 --with window,sink --name streams examples/variants/streaming.c
-    expect 1 "$work/bad.c:2:" variant "$work/bad.c"
-    expect 1 "$work/spec.c:3:" variant "$work/spec.c"
+    expect 2 "$work/bad.c:2:" variant "$work/bad.c"
+    expect 2 "$work/spec.c:3:" variant "$work/spec.c"
     expect 1 "definition says" variant --seconds 0 "$work/wrong.c"
 fi
 FV_CACHE_DIR=$work/none FV_CC=/nonexistent expect 1 "FV_CC=/nonexistent is no program" variant examples/variants/alibi.c

@@ -57,6 +57,7 @@ expect 0 "0 entries" jit --list
 cc -std=c11 -shared -fPIC -w -o "$work/libnvrtc.so.13" tests/fake/no_nvrtc.c || { echo "not run: no C compiler"; exit 77; }
 export FV_NVRTC_PATH="$work/libnvrtc.so.13"
 expect 0 "copy_pages.cu" jit --arch sm_90a --match copy_pages
+check "how much it is, before it begins" grep -q "compiling 1 program for sm_90a, 1 at once" "$work/err"
 expect 0 "sm_90a          -" jit --arch sm_90a --match copy_pages
 check "from the cache it takes no time" grep -qE '^sm_90a +- ' "$work/out"
 expect 0 "1 entries" jit --list
