@@ -304,7 +304,7 @@ int cli_writable(const char *path)
     const bool is_new = lstat(path, &st) != 0;
     FILE *file = fopen(path, "ab");
     if (!file)
-        return cli_fail("%s: %s", path, strerror(errno));
+        return cli_fail("%s cannot be written: %s", path, strerror(errno));
     fclose(file);
     if (is_new)
         remove(path);

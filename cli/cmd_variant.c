@@ -84,7 +84,7 @@ static int read_subject(subject *s, const variant_options *o, const char *path)
     if (strlen(s->text) != size)
         return cli_misuse("%s holds a zero byte; it is no text", s->path);
     if (!o->name)
-        name_of(path, s->name);
+        name_of(strcmp(path, "-") ? path : "mine", s->name);
     else if (snprintf(s->name, sizeof s->name, "%s", o->name) >= (int)sizeof s->name)
         return cli_misuse("--name is longer than %zu letters", sizeof s->name - 1);
     return read_with(s, o->with);
@@ -266,7 +266,7 @@ int cmd_variant(int argc, char **argv)
         CLI_DEVICE_OPTIONS(o.device),
         { 0 },
     };
-    const char *usage = "variant FILE [OPTIONS]\n\n"
+    const char *usage = "variant FILE [OPTIONS]\n\nFILE: the text; -: standard input\n\n"
                         "Compiles the text of a variant (docs/variants.md), compares the kernels of "
                         "every CPU level with its\ndefinition on a list of shapes, and times it "
                         "beside the kernel without it. The text is code: it runs\nwith your rights.";

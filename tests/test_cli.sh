@@ -287,6 +287,8 @@ expect 2 "takes one file" variant
 expect 2 "nosuch.c" variant nosuch.c
 printf 'FV_SCORE { return s; }\n' >"$work/bare.c"
 expect 2 'FV_META("formula") is missing' variant "$work/bare.c"
+"$foveal" variant - <"$work/bare.c" >"$work/out" 2>"$work/err"
+check "a fault of a text on standard input: $(cat "$work/err")" grep -q "^standard input:[0-9]*: FV_META" "$work/err"
 expect 2 'no variant "nosuch"' variant --with nosuch examples/variants/alibi.c
 printf 'FV_META("x")\nFV_SCORE { return t; }\n' >"$work/bad.c"
 printf 'FV_META("x")\n\nFV_SCOR { return s; }\n' >"$work/worse.c"
