@@ -75,6 +75,8 @@ fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *er
 {
     const int last = t->ndim - 1;
     if (!t->data || t->ndim < 1 || t->ndim > FV_MAX_DIMS) return FV_OK;         /* fv__tensor_view has words for that */
+    for (int i = 0; i <= last; i++)
+        if (t->shape[i] == 0) return FV_OK;                                     /* nothing is written */
     for (int i = 0; i < last; i++)
         if (t->shape[i] > 1 && t->stride[i] > -t->shape[last] && t->stride[i] < t->shape[last])
             return fv__fail(err, FV_E_INVALID, field, t->stride[i], t->shape[last],
