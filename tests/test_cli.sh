@@ -13,32 +13,11 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export FV_NUM_THREADS=2
 unset FV_DEVICE FV_CPU FV_LOG
-passed=0 failed=0
 azure=bench/traces/azure_2023_conversation.csv
 mooncake=bench/traces/mooncake_conversation.jsonl
 small=(--heads 4/2 --dim 64 --layers 2 --requests 6 --bounds off)
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
-    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
-}
-
-# CODE TEXT ARGUMENTS...: exit code, and a fixed text that the output holds.
-expect() {
-    local code=$1 text=$2
-    shift 2
-    "$foveal" "$@" >"$work/out" 2>"$work/err" </dev/null
-    local got=$?
-    if [ $got -eq "$code" ] && cat "$work/out" "$work/err" | grep -qF -- "$text"; then ok; else bad "foveal $*: exit $got, wanted $code and \"$text\""; fi
-}
-# NAME COMMAND...: true or not.
-check() {
-    local name=$1
-    shift
-    if "$@"; then ok; else bad "$name"; fi
-}
+. tests/command.sh
 # LINES...: a trace in a file; the message must name it, the line, and what was expected.
 malformed() {
     local line=$1 text=$2
@@ -306,5 +285,4 @@ if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants
 fi
 FV_CACHE_DIR=$work/none FV_CC=/nonexistent expect 1 "FV_CC=/nonexistent is no program" variant examples/variants/alibi.c
 
-echo "$passed passed, $failed failed"
-exit $((failed > 0))
+finish

@@ -14,23 +14,8 @@ cc -std=c11 -D_GNU_SOURCE -shared -fPIC -w -o "$work/libcuda.so.1" tests/fake/cu
 cc -std=c11 -shared -fPIC -w -o "$work/libnvrtc.so.13" tests/fake/no_nvrtc.c || { echo "not run: no C compiler"; exit 77; }
 export FV_CUDA_DRIVER_PATH="$work/libcuda.so.1" FV_NVRTC_PATH="$work/libnvrtc.so.13" FV_CACHE_DIR="$work/cache"
 unset FV_DEVICE
-passed=0 failed=0
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
-    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
-}
-# CODE TEXT ARGUMENTS...
-expect() {
-    local code=$1 text=$2
-    shift 2
-    "$foveal" "$@" >"$work/out" 2>"$work/err" </dev/null
-    local got=$?
-    if [ $got -eq "$code" ] && cat "$work/out" "$work/err" | grep -qF -- "$text"; then ok; else bad "foveal $*: exit $got, wanted $code and \"$text\""; fi
-}
-
+. tests/command.sh
 expect 0 "cuda:0 Fake 0, compute capability 9.0, 132 SMs" info --device cuda:0
 expect 0 "bare cuLaunchKernelEx" bench --device cuda:0 --seconds 0 --filter launch
 # 1.5 ms a graph: of 8 MiB a copy and six caches of 60 MiB between a copy's turns
@@ -47,5 +32,4 @@ expect 0 "cuda:0, Fake 0; kernel attend_sm80" replay --device cuda:0 --check 0 -
 expect 1 "comparisons failed" replay --device cuda:0 --check 1 --requests 2 --bounds off "$trace"
 expect 1 "FV_E_DEVICE" replay --device cuda:7 "$trace"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish

@@ -13,27 +13,16 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export FV_CACHE_DIR=${FV_CACHE_DIR:-$work/cache}
 "$foveal" info --device "$device" >"$work/info" 2>&1 || { echo "not run: $(tail -n 1 "$work/info" | cut -c 1-120)"; exit 77; }
-passed=0 failed=0
 azure=bench/traces/azure_2023_conversation.csv
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
-    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
-}
+. tests/command.sh
 # TEXT ARGUMENTS...: exit code 0, and a fixed text that the output holds.
-expect() {
+shows() {
     local text=$1
     shift
     "$foveal" "$@" >"$work/out" 2>"$work/err" </dev/null
     local got=$?
     if [ $got -eq 0 ] && grep -qF -- "$text" "$work/out"; then ok; else bad "foveal $*: exit $got, wanted \"$text\""; fi
-}
-check() {
-    local name=$1
-    shift
-    if "$@"; then ok; else bad "$name"; fi
 }
 field() { tail -n 1 "$1" | grep -o "\"$2\":[^,}]*" | head -n 1 | cut -d : -f 2-; }
 
@@ -43,14 +32,14 @@ check "the compiler, and where it was found" grep -qE 'nvrtc +(nvrtc )?1[2-9]\.[
 
 # ---- replays against the definition ----
 on=(replay --device "$device" --bounds off)
-expect "0 wrong" "${on[@]}" --requests 24 --check 3 "$azure"
-expect "0 wrong" "${on[@]}" --requests 6 --check 3 --kv-dtype fp8_e4m3 "$azure"
-expect "0 wrong" "${on[@]}" --requests 4 --check 2 --model gemma-3-270m "$azure"
-expect "0 wrong" "${on[@]}" --requests 3 --check 2 --model deepseek-v3-mla --layers 1 "$azure"
-expect "0 wrong" "${on[@]}" --requests 4 --check 3 --heads 6/2 --dim 24 --dim-v 40 --page-size 5 --window 100 --layers 2 "$azure"
-expect "of a streaming read" replay --device "$device" --requests 8 --check 0 "$azure"
+shows "0 wrong" "${on[@]}" --requests 24 --check 3 "$azure"
+shows "0 wrong" "${on[@]}" --requests 6 --check 3 --kv-dtype fp8_e4m3 "$azure"
+shows "0 wrong" "${on[@]}" --requests 4 --check 2 --model gemma-3-270m "$azure"
+shows "0 wrong" "${on[@]}" --requests 3 --check 2 --model deepseek-v3-mla --layers 1 "$azure"
+shows "0 wrong" "${on[@]}" --requests 4 --check 3 --heads 6/2 --dim 24 --dim-v 40 --page-size 5 --window 100 --layers 2 "$azure"
+shows "of a streaming read" replay --device "$device" --requests 8 --check 0 "$azure"
 printf '{"timestamp": %d, "input_length": 1100, "output_length": 9, "hash_ids": [1, 2, %d]}\n' 0 10 5 11 9 12 >"$work/shared.jsonl"
-expect "0 wrong" "${on[@]}" --check 4 --sharing find "$work/shared.jsonl"
+shows "0 wrong" "${on[@]}" --check 4 --sharing find "$work/shared.jsonl"
 
 # ---- the same bits ----
 digest() {
@@ -67,10 +56,9 @@ check "the same digest with another page size" test "$whole" = "$(digest "$work/
 check "the same digest again" test "$whole" = "$(digest "$work/4")"
 
 # ---- a bundle of what was compiled, and nothing compiled any more ----
-expect "kernels" jit --bundle "$work/kernels.bundle" --from "$FV_CACHE_DIR"
+shows "kernels" jit --bundle "$work/kernels.bundle" --from "$FV_CACHE_DIR"
 export FV_KERNEL_PATH="$work/kernels.bundle" FV_DISABLE_JIT=1 FV_CACHE_DIR="$work/other"
-expect "0 wrong" "${on[@]}" --requests 3 --check 2 "$azure"
+shows "0 wrong" "${on[@]}" --requests 3 --check 2 "$azure"
 check "the same digest from the bundle" test "$whole" = "$(digest "$work/5")"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish

@@ -12,28 +12,8 @@ work=$(mktemp -d) || exit 2
 trap 'rm -rf "$work"' EXIT
 export FV_CACHE_DIR="$work/cache"
 unset FV_DEVICE FV_KERNEL_PATH FV_DISABLE_JIT FV_NVRTC_FLAGS
-passed=0 failed=0
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
-    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
-}
-# CODE TEXT ARGUMENTS...
-expect() {
-    local code=$1 text=$2
-    shift 2
-    "$foveal" "$@" >"$work/out" 2>"$work/err" </dev/null
-    local got=$?
-    if [ $got -eq "$code" ] && cat "$work/out" "$work/err" | grep -qF -- "$text"; then ok; else bad "foveal $*: exit $got, wanted $code and \"$text\""; fi
-}
-check() {
-    local name=$1
-    shift
-    if "$@"; then ok; else bad "$name"; fi
-}
-
+. tests/command.sh
 # ---- what is asked ----
 expect 0 "--bundle" jit --help
 expect 2 "expected names like sm_80" jit --arch sm_70
@@ -90,5 +70,4 @@ FV_KERNEL_PATH="$work/kernels.bundle" expect 0 "1 served" "${serve[@]}"
 FV_KERNEL_PATH="$work/none:$work/kernels.bundle" expect 0 "1 served" "${serve[@]}"
 FV_KERNEL_PATH="$work/cache" expect 0 "1 served" "${serve[@]}"
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish

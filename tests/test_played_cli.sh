@@ -18,14 +18,8 @@ c++ -shared -o "$work/libcuda.so.1" "$work/cuda.o" "$work/simt.o" -ldl || exit 1
 cc -std=c11 -D_GNU_SOURCE -O1 -shared -fPIC -w -o "$work/libnvrtc.so.13" tests/fake/nvrtc.c || exit 1
 export FV_CUDA_DRIVER_PATH="$work/libcuda.so.1" FV_NVRTC_PATH="$work/libnvrtc.so.13" FV_CACHE_DIR="$work/cache" FAKE_PLAYER=tests/fake
 unset FV_DEVICE FV_KERNEL_PATH FV_DISABLE_JIT
-passed=0 failed=0
 
-ok() { passed=$((passed + 1)); }
-bad() {
-    failed=$((failed + 1))
-    echo "FAIL  $1"
-    sed 's/^/      /' "$work/out" "$work/err" | head -n 20
-}
+. tests/command.sh
 # ARGUMENTS...: a replay in which everything that is compared is right.
 right() {
     "$foveal" replay --device cuda:0 --bounds off --layers 2 "$@" >"$work/out" 2>"$work/err" </dev/null
@@ -51,5 +45,4 @@ for scenario in S013 S015 S026 S031 S089 S111; do
     "$build/bin/checkstream" --match $scenario >"$work/out" 2>"$work/err" && ok || bad "checkstream $scenario"
 done
 
-echo "$passed passed, $failed failed"
-[ $failed -eq 0 ]
+finish
