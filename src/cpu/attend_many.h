@@ -17,6 +17,15 @@ typedef struct chunk {
     asking *ahead;                      /* what to ask for meanwhile: values while scores are made, the next keys while values are added */
 } chunk;
 
+static int rows_of_chunk(const work *w, int at) { return fv__min32(w->padded - at, CHUNK); }
+
+/* The chunk of packed rows from `at` on, a multiple of CHUNK. */
+static chunk chunk_at(const work *w, int at)
+{
+    const int rows = rows_of_chunk(w, at);
+    return (chunk){ .first = at, .vecs = rows / V_LANES, .rows = rows };
+}
+
 static int down(int key) { return key / STEP * STEP; }
 static int up(int key) { return (key + STEP - 1) / STEP * STEP; }
 
@@ -294,8 +303,7 @@ static void attend_many(work *w, block *b, const block *next)
     fetch_keys(w, b, down(lowest(b->seen)), up(above_highest(b->seen)));
     if (!b->whole) split_masks(w, b);
     for (int at = 0; at < w->padded; at += CHUNK) {
-        chunk c = { .first = at, .rows = w->padded - at < CHUNK ? w->padded - at : CHUNK };
-        c.vecs = c.rows / V_LANES;
+        chunk c = chunk_at(w, at);
         if (attend_chunk(w, b, &c, is_first, next)) is_first = false;
     }
 }
@@ -305,7 +313,7 @@ static void load_many(work *w)
 {
     float *one = w->o;                  /* free until the first block */
     for (int i = 0; i < w->padded; i++) {
-        const int at = i / CHUNK * CHUNK, rows = w->padded - at < CHUNK ? w->padded - at : CHUNK;
+        const int at = i / CHUNK * CHUNK, rows = rows_of_chunk(w, at);
         float *out = w->q + (int64_t)at * w->dk + (i - at);
         if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, one);
         for (int d = 0; d < w->dk; d++) out[(int64_t)d * rows] = i < w->packed ? one[d] : 0.0f;

@@ -110,8 +110,7 @@ static void sum_tile(summing *x, const fv__piece *piece)
         if (!touches(x, key, n) || !find_block(w, b, key, n)) continue;
         fetch_keys(w, b, down(lowest(b->seen)), up(above_highest(b->seen)));
         for (int at = 0; at < w->padded; at += CHUNK) {
-            chunk c = { .first = at, .rows = w->padded - at < CHUNK ? w->padded - at : CHUNK };
-            c.vecs = c.rows / V_LANES;
+            chunk c = chunk_at(w, at);
             sum_chunk(x, b, &c, sums);
         }
     }

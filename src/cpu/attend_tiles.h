@@ -205,7 +205,7 @@ static void load_tiles(work *w)
 {
     const int step = k_step(w);
     for (int at = 0; at < w->padded; at += TILE) {
-        const int first = at / CHUNK * CHUNK, rows = w->padded - first < CHUNK ? w->padded - first : CHUNK;
+        const int first = at / CHUNK * CHUNK, rows = rows_of_chunk(w, first);
         narrow_queries(w, at);
         for (int d = 0; d < step; d += 2 * TILE) {
             v_i32 x[TILE];
@@ -433,8 +433,7 @@ static void attend_tiles(work *w, block *b, const block *next)
     narrow_keys(w, b, lowest(b->seen) / TILE_DEPTH * TILE_DEPTH, tile_depth(above_highest(b->seen)));
     if (!b->whole) split_masks(w, b);
     for (int at = 0; at < w->padded; at += CHUNK) {
-        chunk c = { .first = at, .rows = w->padded - at < CHUNK ? w->padded - at : CHUNK };
-        c.vecs = c.rows / V_LANES;
+        chunk c = chunk_at(w, at);
         if (tile_chunk(w, b, &c, is_first, next)) is_first = false;
     }
 }
@@ -443,7 +442,7 @@ static void attend_tiles(work *w, block *b, const block *next)
 static void turn_outputs(work *w)
 {
     for (int at = 0; at < w->padded; at += CHUNK) {
-        const int rows = w->padded - at < CHUNK ? w->padded - at : CHUNK;
+        const int rows = rows_of_chunk(w, at);
         float *o = w->o + (int64_t)at * w->dv_pad;
         memcpy(w->turning, o, (size_t)rows * (size_t)w->dv_pad * sizeof *o);
         for (int v = 0; v < rows; v += TILE)

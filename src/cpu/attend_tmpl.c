@@ -120,6 +120,12 @@ static void end_many(work *w)
 #endif
 }
 
+static void end_many_chunk(work *w, int index)
+{
+    end_many(w);
+    end_chunk(w, index);
+}
+
 /* Invariant mode: every chunk of keys that the piece has makes states of its own, seen or not. */
 static void attend_invariant(work *w)
 {
@@ -133,17 +139,11 @@ static void attend_invariant(work *w)
     block *b = next_block(w, &w->blocks[0], &x);
     while (b) {
         block *next = next_block(w, other_block(w, b), &x);
-        for (; done < (x.origin + b->first) / chunk_keys; done++) {
-            end_many(w);
-            end_chunk(w, (int)(done - first_chunk));
-        }
+        for (; done < (x.origin + b->first) / chunk_keys; done++) end_many_chunk(w, (int)(done - first_chunk));
         do_many(w, b, next);
         b = next;
     }
-    for (; done <= last_chunk; done++) {
-        end_many(w);
-        end_chunk(w, (int)(done - first_chunk));
-    }
+    for (; done <= last_chunk; done++) end_many_chunk(w, (int)(done - first_chunk));
 }
 
 static void attend_plain(work *w)
