@@ -161,33 +161,9 @@ VFN v_mask v_is_ancestor(fv_ints parents, struct v_at at)
 
 /* ------------------------------------------------------------------------------------------------------ declarations */
 
+#define FV_DO(hook) fv_spec_##hook
+#define FV_ARGS fv_args
 struct fv_args;
-#define FV_META(...)
-#define FV_PARAMS(...) struct fv_args { __VA_ARGS__ };
-#define FV_NUMBER(name, ...) _Alignas(16) float name;
-#define FV_INT(name, ...) _Alignas(16) int32_t name;
-#define FV_FLOATS(name, ...) _Alignas(16) fv_floats name;
-#define FV_INTS(name, ...) _Alignas(16) fv_ints name;
-#define FV_BITS(name, ...) _Alignas(16) fv_bits name;
-#define FV_RANGES(name, ...) _Alignas(16) fv_ranges name;
-#define FV_SUMS(name, ...) _Alignas(16) fv_sums name;
-#define FV_REQUIRE(...)
-#define FV_FIRST_KEY(...)
-#define FV_LAST_KEY(...)
-#define FV_LIFTED(...)
-#define FV_EXACT
-#define FV_PAIRS(dim, kind) \
-    VFN int32_t fv_spec_pairs(const struct fv_args *a, bool *interleaved) { *interleaved = a->kind != 0; return a->dim; }
-
-#define FV_SPEC_HEAD(type, hook) VFN type fv_spec_##hook(const struct fv_args *a __attribute__((unused)), struct v_at at __attribute__((unused))
-#define FV_SCORE FV_SPEC_HEAD(v_f32, SCORE), v_f32 s)
-#define FV_VISIBLE FV_SPEC_HEAD(v_mask, VISIBLE))
-#define FV_SINK FV_SPEC_HEAD(v_f32, SINK))
-#define FV_QUERY FV_SPEC_HEAD(v_pair, QUERY), v_pair x)
-#define FV_KEY FV_SPEC_HEAD(v_pair, KEY), v_pair x)
-#define FV_VALUE FV_SPEC_HEAD(v_f32, VALUE), v_f32 v)
-#define FV_OUTPUT FV_SPEC_HEAD(v_f32, OUTPUT), v_f32 o, v_f32 lse)
-#define FV_WEIGHT FV_SPEC_HEAD(v_f32, WEIGHT), v_f32 s)
-#define FV_KEY_SUM FV_SPEC_HEAD(v_f32, KEY_SUM), v_f32 p)
+#include "hooks_declare.h"
 
 #endif
