@@ -2,177 +2,31 @@
 /* player.cpp -- the attention kernel played on the CPU, for machines without a GPU: the same text as C++. nvrtc.c beside this compiles it, with the
  * texts of one program in the include path, into a library that cuda.c loads in place of a cubin.
  *
- * A thread of a block is a stack of its own; it runs until it comes to a barrier, of its warp or of its block. Blocks run one after another, so a merge
- * is made by the last of them. Asynchronous copies happen when they are waited for, no earlier: what is used too soon is what was there before.
- * Shared memory begins as NaN. The instructions of ptx.cuh are here, lane by lane, by PTX's tables of fragments; products are summed in double. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <ucontext.h>
-
-#define __CUDACC__
-#define __CUDACC_RTC__
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __noinline__
+ * As blocks run one after another, a merge is made by the last of them. Asynchronous copies happen when they are waited for, no earlier: what is used too
+ * soon is what was there before. Shared memory begins as NaN. The instructions of ptx.cuh are here, lane by lane, by PTX's tables of fragments;
+ * products are summed in double. */
+#define MAX_THREADS 256
+#define STACK (256 << 10)
 #define __shared__
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __align__(n) __attribute__((aligned(n)))
 #define FV_PTX_CUH                      /* below */
+#include "fibers.h"
 
-struct uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct index3 { unsigned x, y, z; };
-
-static inline uint2 make_uint2(uint32_t x, uint32_t y) { return { x, y }; }
-static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return { x, y, z, w }; }
-static inline float2 make_float2(float x, float y) { return { x, y }; }
-static inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
-static inline float __uint_as_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
-static inline float __int_as_float(int u) { return __uint_as_float((uint32_t)u); }
-static inline uint32_t __float_as_uint(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline float __fmul_rn(float a, float b) { return a * b; }
-static inline float __fdividef(float a, float b) { return a / b; }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
-static inline void __threadfence() { }
-static inline void __threadfence_system() { }
-template <class T> static inline T __ldcg(const T *p) { return *p; }
-template <class T> static inline T add_to(T *p, T x) { const T old = *p; *p = old + x; return old; }
-static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) { return add_to(p, x); }
-static inline int atomicAdd(int *p, int x) { return add_to(p, x); }
-static inline float atomicAdd(float *p, float x) { return add_to(p, x); }
-static inline int atomicMin(int *p, int x) { const int old = *p; *p = x < old ? x : old; return old; }
-static inline int atomicMax(int *p, int x) { const int old = *p; *p = x > old ? x : old; return old; }
-static inline uint32_t atomicOr(uint32_t *p, uint32_t x) { const uint32_t old = *p; *p = old | x; return old; }
-
-/* ------------------------------------------------------------------------------------------------------------- threads */
-
-enum wait { RUN, WARP, BLOCK, DONE };
-enum { MAX_THREADS = 256, STACK = 256 << 10, SHARED = 232448, MAX_COPIES = 4096 };
+enum { SHARED = 232448, MAX_COPIES = 4096 };
+alignas(1024) unsigned char memory[SHARED];
 
 struct copy { uint32_t to; int bytes, size; const void *from; };
 
-struct fiber {
-    jmp_buf at;
-    ucontext_t start;
-    char *stack;
-    bool started;
-    wait state;
-    copy copies[MAX_COPIES];            /* asked for, in a ring; group_end[i % 16] of group i */
+/* What a thread has asked for, in a ring; group_end[i % 16] of group i. */
+static struct asked {
+    copy copies[MAX_COPIES];
     int num_copies, first_copy, num_groups, first_group, group_end[16];
-};
+} asked[MAX_THREADS];
 
-alignas(1024) unsigned char memory[SHARED];
-static fiber fibers[MAX_THREADS];
-static jmp_buf scheduler;
-static ucontext_t here;
-static int current, num_threads;
-static index3 blockIdx, blockDim, gridDim, threadIdx;
-static const void *exchange[MAX_THREADS];
-static void (*body)(const void *);
-static const void *parameter;
-
-static void pause_at(wait state)
+static void play_block()
 {
-    fibers[current].state = state;
-    if (!_setjmp(fibers[current].at)) _longjmp(scheduler, 1);
-}
-
-static inline void __syncthreads() { pause_at(BLOCK); }
-static inline void __syncwarp() { pause_at(WARP); }
-
-/* f of what every lane brings. */
-template <class T, class F> static auto among(const T &mine, F f)
-{
-    exchange[current] = &mine;
-    __syncwarp();
-    const auto x = f([](int lane) -> const T & { return *(const T *)exchange[current / 32 * 32 + lane]; });
-    __syncwarp();
-    return x;
-}
-
-static inline unsigned __ballot_sync(unsigned, bool x)
-{
-    return among(x, [](auto of) { unsigned m = 0; for (int i = 0; i < 32; i++) m |= (unsigned)of(i) << i; return m; });
-}
-static inline bool __any_sync(unsigned m, bool x) { return __ballot_sync(m, x) != 0; }
-template <class T> static inline T __shfl_sync(unsigned, T x, int from) { return among(x, [from](auto of) { return of(from & 31); }); }
-template <class T> static inline T __shfl_xor_sync(unsigned, T x, int by)
-{
-    const int from = current % 32 ^ by;
-    return among(x, [from](auto of) { return of(from); });
-}
-
-static void begin()
-{
-    body(parameter);
-    fibers[current].state = DONE;
-    _longjmp(scheduler, 1);
-}
-
-static void resume(int i)
-{
-    current = i;
-    threadIdx = { (unsigned)i, 0, 0 };
-    if (_setjmp(scheduler)) return;
-    fiber *f = &fibers[i];
-    if (f->started) _longjmp(f->at, 1);
-    f->started = true;
-    getcontext(&f->start);
-    f->start.uc_stack.ss_sp = f->stack;
-    f->start.uc_stack.ss_size = STACK;
-    makecontext(&f->start, begin, 0);
-    swapcontext(&here, &f->start);
-}
-
-/* Threads [first, last) that all wait for `state` or are done go on. */
-static bool release(int first, int last, wait state)
-{
-    bool any = false;
-    for (int i = first; i < last; i++) {
-        if (fibers[i].state != state && fibers[i].state != DONE) return false;
-        any = any || fibers[i].state == state;
-    }
-    for (int i = first; i < last && any; i++) if (fibers[i].state == state) fibers[i].state = RUN;
-    return any;
-}
-
-/* Warps in another order in each round: nobody may count on warp 0 being first. */
-static void run_block()
-{
-    unsigned turn = blockIdx.x;
     memset(memory, 0xff, sizeof memory);
-    for (int i = 0; i < num_threads; i++) {
-        if (!fibers[i].stack) fibers[i].stack = (char *)malloc(STACK);
-        fibers[i].started = false;
-        fibers[i].state = RUN;
-        fibers[i].num_copies = fibers[i].first_copy = fibers[i].num_groups = fibers[i].first_group = 0;
-    }
-    for (;; turn = turn * 5 + 1) {
-        int done = 0;
-        bool moved = false;
-        for (volatile int i = 0; i < num_threads; i = i + 1) {
-            const int warp = (int)((i / 32 + turn) % (unsigned)(num_threads / 32)), t = warp * 32 + i % 32;
-            if (fibers[t].state == RUN) resume(t), moved = true;
-        }
-        for (int i = 0; i < num_threads; i++) done += fibers[i].state == DONE;
-        if (done == num_threads) return;
-        for (int w = 0; w < num_threads; w += 32) moved = release(w, w + 32, WARP) || moved;
-        if (!moved) moved = release(0, num_threads, BLOCK);
-        if (!moved) {
-            fprintf(stderr, "player: block %u: threads wait for each other\n", blockIdx.x);
-            abort();
-        }
-    }
+    for (int i = 0; i < num_threads; i++) asked[i].num_copies = asked[i].first_copy = asked[i].num_groups = asked[i].first_group = 0;
+    run_block();
 }
 
 /* -------------------------------------------------------------------------------------------------------- instructions */
@@ -192,7 +46,7 @@ static unsigned char *shared_at(uint32_t at, int bytes)
 
 static void ask(uint32_t to, const void *from, int bytes, int size)
 {
-    fiber *f = &fibers[current];
+    struct asked *f = &asked[current];
     if (f->num_copies - f->first_copy == MAX_COPIES || (uintptr_t)from % (uintptr_t)size) {
         fprintf(stderr, "player: too many copies, or from %p\n", from);
         abort();
@@ -206,13 +60,13 @@ static inline void cp_async_ca_4(uint32_t to, const void *from, int bytes) { ask
 
 static inline void cp_async_commit_group()
 {
-    fiber *f = &fibers[current];
+    struct asked *f = &asked[current];
     f->group_end[f->num_groups++ % 16] = f->num_copies;
 }
 
 template <int N> static inline void cp_async_wait_group()
 {
-    fiber *f = &fibers[current];
+    struct asked *f = &asked[current];
     for (; f->num_groups - f->first_group > N; f->first_group++)
         for (; f->first_copy < f->group_end[f->first_group % 16]; f->first_copy++) {
             const copy *c = &f->copies[f->first_copy % MAX_COPIES];
@@ -372,6 +226,6 @@ extern "C" void fake_play(const unsigned *grid, const unsigned *block, void **pa
     gridDim = { grid[0], 1, 1 };
     for (unsigned x = 0; x < grid[0]; x++) {
         blockIdx = { x, 0, 0 };
-        run_block();
+        play_block();
     }
 }
