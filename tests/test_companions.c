@@ -8,9 +8,9 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "cpu/cpu.h"
 #include "cpu/cpu_companions.h"
 #include "foveal/ops.h"
+#include "levels.h"
 
 #include <float.h>
 #include <math.h>
@@ -18,59 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LEVELS = 8, GUARD = 64 };
-
-static fv_ctx *levels[MAX_LEVELS];
-static int num_levels;
-static fv_error err;
-
-static int open_levels(void **state)
-{
-    (void)state;
-    for (int i = 0; i < fv__cpu_isa_count(); i++) {
-        const fv__cpu_isa *isa = fv__cpu_isa_at(i);
-        if (!isa->available()) continue;
-        const fv_open_desc desc = { .device = "cpu", .cpu_isa = isa->name, .num_threads = 1 + num_levels };
-        if (fv_open(&desc, &levels[num_levels], &err) != FV_OK) return 1;
-        num_levels++;
-    }
-    return num_levels == 0;
-}
-
-static int close_levels(void **state)
-{
-    (void)state;
-    for (int i = 0; i < num_levels; i++)
-        if (fv_close(&levels[i]) != FV_OK) return 1;
-    return 0;
-}
-
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        memset(&err, 0, sizeof err);                                                               \
-        if ((call) != FV_OK) fail_msg("%s: %s", #call, err.text);                                  \
-    } while (0)
+enum { GUARD = 64 };
 
 /* The call fails with FV_E_INVALID, the field and the message hold these words. */
-#define REFUSED(call, field_word, text_word)                                                       \
-    do {                                                                                           \
-        memset(&err, 0, sizeof err);                                                               \
-        const fv_status refused_status = (call);                                                   \
-        if (refused_status != FV_E_INVALID) fail_msg("%s: %s (%s)", #call, fv_status_name(refused_status), err.text); \
-        if (!strstr(err.field, field_word)) fail_msg("%s: the field is \"%s\"", #call, err.field); \
-        if (!strstr(err.text, text_word)) fail_msg("%s: the text is \"%s\"", #call, err.text);     \
-    } while (0)
-
-static uint32_t seed = 1;
-
-static uint32_t draw(void)
-{
-    seed = seed * 1664525 + 1013904223;
-    return seed >> 4;
-}
-
-static int below(int n) { return (int)(draw() % (uint32_t)n); }
-static double noise(void) { return (double)((int)(draw() % 4097) - 2048) / 1024; }
+#define INVALID(call, field_word, text_word) REFUSED(call, FV_E_INVALID, field_word, text_word)
 
 /* ------------------------------------------------------------------------------------------------------------ tensors
  * between guards; every byte that is no element of the view keeps its pattern. */
@@ -259,10 +210,10 @@ static void norms_refused(void **state)
     do {                                                                                           \
         fv_norm_desc d = good;                                                                     \
         change;                                                                                    \
-        REFUSED(fv_rmsnorm(levels[0], &d, NULL, &err), field, text);                               \
+        INVALID(fv_rmsnorm(levels[0], &d, NULL, &err), field, text);                               \
     } while (0)
-    REFUSED(fv_rmsnorm(NULL, &good, NULL, &err), "ctx", "NULL");
-    REFUSED(fv_rmsnorm(levels[0], NULL, NULL, &err), "desc", "NULL");
+    INVALID(fv_rmsnorm(NULL, &good, NULL, &err), "ctx", "NULL");
+    INVALID(fv_rmsnorm(levels[0], NULL, NULL, &err), "desc", "NULL");
     BAD(d.x.data = NULL, "desc.x", "missing");
     BAD(d.x.dtype = "int8", "desc.x", "f32, f16 or bf16");
     BAD(d.x.dtype = "f64", "desc.x", "f64");
@@ -283,7 +234,7 @@ static void norms_refused(void **state)
 #undef BAD
     fv_norm_desc d = good;
     d.residual = t;
-    REFUSED(fv_layernorm(levels[0], &d, NULL, &err), "desc.residual", "fv_rmsnorm");
+    INVALID(fv_layernorm(levels[0], &d, NULL, &err), "desc.residual", "fv_rmsnorm");
 }
 
 /* -------------------------------------------------------------------------------------------------------- activations */
@@ -360,12 +311,12 @@ static void activations_refused(void **state)
     const fv_tensor t = { .data = x, .dtype = "f32", .ndim = 2, .shape = { 2, 4 }, .stride = { 4, 1 } };
     fv_tensor y = { .data = x, .dtype = "f32", .ndim = 2, .shape = { 2, 2 }, .stride = { 4, 1 } }, odd = t;
     OK(fv_act_and_mul(levels[0], "silu", &t, &y, NULL, &err));
-    REFUSED(fv_act_and_mul(levels[0], "relu", &t, &y, NULL, &err), "f", "relu");
-    REFUSED(fv_act_and_mul(levels[0], NULL, &t, &y, NULL, &err), "f", "NULL");
+    INVALID(fv_act_and_mul(levels[0], "relu", &t, &y, NULL, &err), "f", "relu");
+    INVALID(fv_act_and_mul(levels[0], NULL, &t, &y, NULL, &err), "f", "NULL");
     odd.shape[1] = 3;
-    REFUSED(fv_act_and_mul(levels[0], "silu", &odd, &y, NULL, &err), "x", "3");
+    INVALID(fv_act_and_mul(levels[0], "silu", &odd, &y, NULL, &err), "x", "3");
     y.shape[1] = 3;
-    REFUSED(fv_act_and_mul(levels[0], "silu", &t, &y, NULL, &err), "y", "3");
+    INVALID(fv_act_and_mul(levels[0], "silu", &t, &y, NULL, &err), "y", "3");
 }
 
 /* ------------------------------------------------------------------------------------------------ the definitions again */
@@ -642,35 +593,35 @@ static void filters_refused(void **state)
     fv_tensor u = t, param = { .data = x, .dtype = "f32", .ndim = 1, .shape = { 2 }, .stride = { 1 } };
     fv_arg one = number(1);
     fv_ctx *c = levels[0];
-    REFUSED(fv_top_k_renorm(c, &t, NULL, &t, NULL, &err), "k", "NULL");
-    REFUSED(fv_softmax(NULL, &t, NULL, &t, NULL, &err), "ctx", "NULL");
-    REFUSED(fv_softmax(c, NULL, NULL, &t, NULL, &err), "logits", "NULL");
-    REFUSED(fv_softmax(c, &t, NULL, NULL, NULL, &err), "probs", "NULL");
+    INVALID(fv_top_k_renorm(c, &t, NULL, &t, NULL, &err), "k", "NULL");
+    INVALID(fv_softmax(NULL, &t, NULL, &t, NULL, &err), "ctx", "NULL");
+    INVALID(fv_softmax(c, NULL, NULL, &t, NULL, &err), "logits", "NULL");
+    INVALID(fv_softmax(c, &t, NULL, NULL, NULL, &err), "probs", "NULL");
     static const struct { double number; const char *text; bool share; } bad[] = {
         { 0, "0", false }, { -1, "-1", true }, { 1.5, "1.5", true }, { NAN, "nan", true }, { INFINITY, "inf", true }, { 0x1p31, "2.14748e+09", true },
     };
     for (int i = 0; i < FV__COUNT(bad); i++) {
         const fv_arg arg = number(bad[i].number);
-        REFUSED(fv_top_k_renorm(c, &t, &arg, &t, NULL, &err), "k", bad[i].text);
-        if (bad[i].share) REFUSED(fv_top_p_renorm(c, &t, &arg, &t, NULL, &err), "p", bad[i].text);
+        INVALID(fv_top_k_renorm(c, &t, &arg, &t, NULL, &err), "k", bad[i].text);
+        if (bad[i].share) INVALID(fv_top_p_renorm(c, &t, &arg, &t, NULL, &err), "p", bad[i].text);
     }
     const fv_arg cold = number(-1), hot = number(INFINITY);
-    REFUSED(fv_softmax(c, &t, &cold, &t, NULL, &err), "temperature", "-1");
-    REFUSED(fv_softmax(c, &t, &hot, &t, NULL, &err), "temperature", "inf");
+    INVALID(fv_softmax(c, &t, &cold, &t, NULL, &err), "temperature", "-1");
+    INVALID(fv_softmax(c, &t, &hot, &t, NULL, &err), "temperature", "inf");
     u.shape[1] = 3;
-    REFUSED(fv_top_k_mask(c, &t, &one, &u, NULL, &err), "y", "3");
+    INVALID(fv_top_k_mask(c, &t, &one, &u, NULL, &err), "y", "3");
     u.shape[1] = FV_MAX_VOCAB + 1;
-    REFUSED(fv_top_k_mask(c, &u, &one, &u, NULL, &err), "x", "4194305");
+    INVALID(fv_top_k_mask(c, &u, &one, &u, NULL, &err), "x", "4194305");
     u.shape[1] = 0;
-    REFUSED(fv_top_k_mask(c, &u, &one, &u, NULL, &err), "x", "0 elements");
+    INVALID(fv_top_k_mask(c, &u, &one, &u, NULL, &err), "x", "0 elements");
     const fv_arg array = { .tensor = &param };
-    REFUSED(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "i32 or i64");
+    INVALID(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "i32 or i64");
     param.dtype = "i32";
-    REFUSED(fv_top_p_renorm(c, &t, &array, &t, NULL, &err), "p", "f32");
+    INVALID(fv_top_p_renorm(c, &t, &array, &t, NULL, &err), "p", "f32");
     param.shape[0] = 3;
-    REFUSED(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "3");
+    INVALID(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "3");
     one.reserved = 1;
-    REFUSED(fv_top_k_mask(c, &t, &one, &t, NULL, &err), "k", "reserved");
+    INVALID(fv_top_k_mask(c, &t, &one, &t, NULL, &err), "k", "reserved");
 }
 
 /* ------------------------------------------------------------------------------------------------------------- samples */
@@ -904,7 +855,7 @@ static void samples_refused(void **state)
     do {                                                                                           \
         fv_sample_desc d = good;                                                                   \
         change;                                                                                    \
-        REFUSED(fv_sample(levels[0], &d, NULL, &err), field, text);                                \
+        INVALID(fv_sample(levels[0], &d, NULL, &err), field, text);                                \
     } while (0)
     BAD(d.ids.data = NULL, "desc.ids", "missing");
     BAD(d.ids.shape[0] = 3, "desc.ids", "3");
@@ -1030,7 +981,7 @@ static void verified_cases(void **state)
     do {                                                                                           \
         fv_verify_desc e = d;                                                                      \
         change;                                                                                    \
-        REFUSED(fv_verify(levels[0], &e, NULL, &err), field, text);                                \
+        INVALID(fv_verify(levels[0], &e, NULL, &err), field, text);                                \
     } while (0)
     BAD(e.draft_probs.shape[1] = 3, "desc.draft_probs", "3");
     BAD(e.draft_probs.shape[2] = 3, "desc.draft_probs", "3");
