@@ -12,6 +12,7 @@
 #include "jit/jit_cc.h"
 #include "os.h"
 #include "spec.h"
+#include "variant_faults.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -227,7 +228,6 @@ static void wrong_bounds_are_noticed(void **state)
 
 /* -------------------------------------------------------------------------------------------------------------- faults */
 
-#define META "FV_META(\"x\")\n"
 #define SPEC(good, bad) META "#ifdef FV_SPEC\n" bad "#else\n" good "#endif\n"
 
 static const struct {
@@ -235,19 +235,10 @@ static const struct {
     const char *text, *word;
 } faults[] = {
     { 2, META "static v_f32 help(v_f32 s) { return t; }\nFV_SCORE { return help(s); }\n", "t" },
-    { 3, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1))\nFV_SCORE { return s * a->gian; }\n", "gian" },
-    { 5, META "FV_PARAMS(\n    FV_NUMBER(gain, run, 1, 1)\n)\nFV_VISIBLE { return v_below(at.k_pos, at.q_pos); }\n", "v_below" },
-    { 5, META "#ifdef FV_SPEC\nFV_SINK { return 1; }\n#else\nFV_SINK { return at.nothing; }\n#endif\n", "nothing" },
-    { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_QUERY { return x.lo; }\nFV_PAIRS(d, i)\n", "" },
-    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n",
-      "argument" },
-    { 2, META "FV_VALUE { return v +; }\n", "" },
-    { 2, META "FV_OUTPUT { return o * denominator; }\n", "denominator" },
-    { 4, META "\nFV_WEIGHT {\n    retrun s;\n}\n", "retrun" },
+    VARIANT_FAULTS
     { 3, META "FV_PARAMS(FV_SUMS(sums, run))\nFV_KEY_SUM { return p * b; }\n", "b" },
     { 2, META "FV_SCORE { s = s + 1.0f; }\n", "return" },
     { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" }, /* or where it is used */
-    { 2, META "#error this text is old\nFV_SCORE { return s; }\n", "old" },
     { 2, META "FV_SCORE { return \"s\"; }\n", "" },
     { 4, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1)\n\nFV_NUMBR(b, run, 1, 1))\nFV_SCORE { return s; }\n", "FV_NUMBR" },
     { 2, META "FV_REQUIRE(gain > 0)\nFV_SCORE { return s; }\n", "gain" },

@@ -11,6 +11,7 @@
 #include "cuda/jit.h"
 #include "cuda/texts.h"
 #include "os.h"
+#include "variant_faults.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -153,7 +154,6 @@ static void examples(void **state)
     free(list);
 }
 
-#define META "FV_META(\"x\")\n"
 
 /* Names and macros of one text are not those of another, nor the kernel's. */
 static void texts_beside_each_other(void **state)
@@ -174,17 +174,8 @@ static const struct {
     const char *text, *word;
 } faults[] = {
     { 2, META "static v_f32 help(v_f32 s) { return t; }\nFV_SCORE { return help(s); }\n", "\"t\"" },
-    { 3, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1))\nFV_SCORE { return s * a->gian; }\n", "gian" },
-    { 5, META "FV_PARAMS(\n    FV_NUMBER(gain, run, 1, 1)\n)\nFV_VISIBLE { return v_below(at.k_pos, at.q_pos); }\n", "v_below" },
-    { 5, META "#ifdef FV_SPEC\nFV_SINK { return 1; }\n#else\nFV_SINK { return at.nothing; }\n#endif\n", "nothing" },
-    { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_QUERY { return x.lo; }\nFV_PAIRS(d, i)\n", "" },
-    { 4, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return v_rotate(x, at.k_pos); }\n",
-      "argument" },
-    { 2, META "FV_VALUE { return v +; }\n", "" },
-    { 2, META "FV_OUTPUT { return o * denominator; }\n", "denominator" },
-    { 4, META "\nFV_WEIGHT {\n    retrun s;\n}\n", "retrun" },
+    VARIANT_FAULTS
     { 3, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "" },
-    { 2, META "#error this text is old\nFV_SCORE { return s; }\n", "old" },
 };
 
 static void every_fault_has_its_line(void **state)
