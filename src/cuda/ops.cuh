@@ -295,28 +295,5 @@ FV_DEVICE void d_turn_head(const d_rotary &rotary, const d_turns &t, const d_ten
     __syncwarp();
 }
 
-/* ------------------------------------------------------------------------------------------------------ the error word */
-
-/* The first fault is described, all are counted. The host's copy is stored until it holds what the device counted: of several blocks that store at
- * once the last one sees that more were counted. */
-D_SHARED_CODE void d_fault(struct d_faults *faults, struct d_faults *to_host, int what, int64_t request, int64_t slot, int64_t value, int64_t count)
-{
-    const uint64_t before = atomicAdd((unsigned long long *)&faults->count, (unsigned long long)count);
-    volatile d_faults *host = to_host;
-    if (before == 0) {
-        host->request = (int32_t)request;
-        host->slot = slot;
-        host->value = value;
-        __threadfence_system();
-        host->what = what;
-    }
-    int64_t seen;
-    do {
-        seen = *(volatile int64_t *)&faults->count;
-        host->count = seen;
-        __threadfence_system();
-    } while (*(volatile int64_t *)&faults->count != seen);
-}
-
 #endif
 #endif

@@ -83,4 +83,28 @@ typedef struct d_stale {
     int32_t write, reserved;            /* write: stamp, else compare */
 } d_stale;
 
+#ifdef __CUDACC__
+/* The first fault is described, all are counted. The host's copy of the count is stored until it holds what the device counted: of several blocks
+ * that store at once, the last one to look sees its own number gone and stores the newer one. */
+static __device__ __noinline__ void d_fault(d_faults *faults, d_faults *to_host, int what, int64_t request, int64_t slot, int64_t value,
+                                            int64_t number)
+{
+    volatile d_faults *host = to_host;
+    volatile int64_t *count = &faults->count;
+    if (atomicAdd((unsigned long long *)&faults->count, (unsigned long long)number) == 0) {
+        host->request = (int32_t)request;
+        host->slot = slot;
+        host->value = value;
+        __threadfence_system();
+        host->what = what;
+    }
+    int64_t seen;
+    do {
+        seen = *count;
+        host->count = seen;
+        __threadfence_system();
+    } while (*count != seen);
+}
+#endif
+
 #endif

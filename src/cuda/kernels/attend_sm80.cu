@@ -239,27 +239,6 @@ FV_DEVICE v_at at_key(v_at at, int position)
     return at;
 }
 
-/* The first fault is described, all are counted. The host's copy of the count is stored until it holds what the device counted: of several blocks that
- * store at once, the last one to look sees its own number gone and stores the newer one. */
-FV_DEVICE void fault(args p, int what, int request, int64_t slot, int64_t value, int number)
-{
-    volatile d_faults *host = p.faults_host;
-    volatile int64_t *count = &p.faults->count;
-    if (atomicAdd((unsigned long long *)&p.faults->count, (unsigned long long)number) == 0) {
-        host->request = request;
-        host->slot = slot;
-        host->value = value;
-        __threadfence_system();
-        host->what = what;
-    }
-    int64_t seen;
-    do {
-        seen = *count;
-        host->count = seen;
-        __threadfence_system();
-    } while (*count != seen);
-}
-
 /* ---------------------------------------------------------------------------------------------------- lookup of keys */
 
 FV_DEVICE int64_t load_index(const void *p, int64_t i, int is64) { return is64 ? ((const int64_t *)p)[i] : ((const int32_t *)p)[i]; }
@@ -854,7 +833,7 @@ FV_DEVICE void report_bad_pages(args p)
     const lookup &l = S.look;
     const int64_t e = W.table + S.bad_entry, k = e < l.table_entries ? load_index(l.ids, e * l.ids_stride, l.ids_64) : -1;
     const bool of_v = (uint64_t)k < (uint64_t)l.num_pages;
-    fault(p, 1, W.request, S.bad_entry, of_v ? load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64) : k, S.bad_pages);
+    d_fault(p.faults, p.faults_host, 1, W.request, S.bad_entry, of_v ? load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64) : k, S.bad_pages);
     S.bad_pages = 0;
 }
 
@@ -868,7 +847,7 @@ FV_DEVICE void read_piece(args p, int index)
     int end = c.key_first + c.num_keys;
     if (g.live && STEP_HEAD.lengths) {
         const int64_t live = load_index(STEP_HEAD.lengths, g.request * STEP_HEAD.lengths_stride, STEP_HEAD.lengths_64);
-        if (live < 0 || live > q.num_keys) fault(p, 2, g.request, 0, live, 1);
+        if (live < 0 || live > q.num_keys) d_fault(p.faults, p.faults_host, 2, g.request, 0, live, 1);
         const int64_t there = live - (g.first_position - q.first_position);
         if (there < end) end = there < 0 ? 0 : (int)there;
     }
