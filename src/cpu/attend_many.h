@@ -266,6 +266,17 @@ static uint64_t chunk_seen(const block *b, const chunk *c)
     return seen;
 }
 
+/* The keys that the chunk sees, and where it finds what to ask for meanwhile. False: it sees none. */
+static bool enter_chunk(const block *b, chunk *c, asking *ahead)
+{
+    const uint64_t seen = chunk_seen(b, c);
+    if (!seen) return false;
+    c->key_first = lowest(seen);
+    c->key_end = above_highest(seen);
+    c->ahead = ahead;
+    return true;
+}
+
 static void split_masks(work *w, const block *b)
 {
     for (int i = 0; i < w->padded; i++) {
@@ -278,11 +289,7 @@ static void split_masks(work *w, const block *b)
 static bool attend_chunk(work *w, block *b, chunk *c, bool is_first, const block *next)
 {
     asking ahead;
-    const uint64_t seen = chunk_seen(b, c);
-    if (!seen) return false;
-    c->key_first = lowest(seen);
-    c->key_end = above_highest(seen);
-    c->ahead = &ahead;
+    if (!enter_chunk(b, c, &ahead)) return false;
     plan_asking(w, is_first && !w->p->v_in_k ? b : NULL, false, &ahead);
     scores(w, c);
     if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) scale_tokens(w, b, c);

@@ -65,12 +65,8 @@ static void sum_row(summing *x, block *b, const chunk *c, int packed, float *sum
 static void sum_chunk(summing *x, block *b, chunk *c, float *sums)
 {
     work *w = x->w;
-    const uint64_t seen = chunk_seen(b, c);
-    if (!seen) return;
     asking none = { .end = 0 };
-    c->key_first = lowest(seen);
-    c->key_end = above_highest(seen);
-    c->ahead = &none;
+    if (!enter_chunk(b, c, &none)) return;
     scores(w, c);
     if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) scale_tokens(w, b, c);
     if (w->has_score) hook_chunk(w, b, c);

@@ -407,11 +407,7 @@ static void ask_block(const work *w, const block *next, bool keys, asking *out)
 static bool tile_chunk(work *w, block *b, chunk *c, bool is_first, const block *next)
 {
     asking ahead;
-    const uint64_t seen = chunk_seen(b, c);
-    if (!seen) return false;
-    c->key_first = lowest(seen);
-    c->key_end = above_highest(seen);
-    c->ahead = &ahead;
+    if (!enter_chunk(b, c, &ahead)) return false;
     const int first = c->key_first / TILE_DEPTH * TILE_DEPTH, end = tile_depth(c->key_end);
     ask_block(w, is_first ? next : NULL, true, &ahead);
     tile_scores(w, c, first, end);
