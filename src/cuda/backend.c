@@ -267,6 +267,8 @@ static fv_status put_uses(uploader *u)
 
 static size_t index_bytes(const fv_index *x) { return x->type == FV_INDEX_I64 ? 8 : 4; }
 
+static int64_t whole_bytes(const fv_index *x) { return x->count > 0 ? ((x->count - 1) * x->stride + 1) * (int64_t)index_bytes(x) : 0; }
+
 /* Page ids: the caller's on the device, or a copy of the host's. */
 static fv_status put_ids(uploader *u, const fv_index *x, const char *field, const void **data, int64_t *stride, int32_t *is64)
 {
@@ -274,7 +276,7 @@ static fv_status put_ids(uploader *u, const fv_index *x, const char *field, cons
     *is64 = x->type == FV_INDEX_I64;
     *data = x->device;
     if (x->device || !fv__index_given(x)) return FV_OK;
-    const int64_t bytes = x->count > 0 ? ((x->count - 1) * x->stride + 1) * (int64_t)index_bytes(x) : 0;
+    const int64_t bytes = whole_bytes(x);
     if (bytes > u->s->ids_room)
         return fv__fail(u->err, FV_E_CAPACITY, field, bytes, u->s->ids_room,
                         "%s has %lld bytes on the host; limits.max_pages makes room for %lld", field, (long long)bytes, (long long)u->s->ids_room);
@@ -282,8 +284,8 @@ static fv_status put_ids(uploader *u, const fv_index *x, const char *field, cons
     return FV_OK;
 }
 
-/* A page table on the host is often far wider than its requests are long: then just the entries that segments have are taken along, and the segments
- * say where those are. Tells how many; 0: all of the table goes. */
+/* A page table on the host is often far wider than its requests are long, or strided, or longer than its last request needs: then just the entries that
+ * segments have are taken along, and the segments say where those are. Tells how many; 0: all of the table goes, as it lies. */
 static int64_t entries_in_use(const uploader *u)
 {
     const fv_pages *pages = &u->plan->given.pages;
@@ -295,7 +297,9 @@ static int64_t entries_in_use(const uploader *u)
         entries += fv__div_up(segments[i].num_keys, plan->page_size);
         if (segments[i].table + fv__div_up(segments[i].num_keys, plan->page_size) > pages->ids.count) return 0;
     }
-    return 2 * entries < pages->ids.count && entries * (int64_t)sizeof(int64_t) <= u->s->ids_room ? entries : 0;
+    const bool has_room = fv__max64(whole_bytes(&pages->ids), whole_bytes(&pages->v_ids)) <= u->s->ids_room;
+    if (has_room && 2 * entries >= pages->ids.count) return 0;
+    return entries * (int64_t)index_bytes(&pages->ids) <= u->s->ids_room ? entries : 0;
 }
 
 static void put_entries(uploader *u, const fv_index *x, int64_t entries, const void **data, int64_t *stride, int32_t *is64)
