@@ -289,7 +289,8 @@ typedef struct case_answer {
     double *key_sums;                   /* [total_kv][hk], NULL without x_key_sums */
 } case_answer;
 
-bool case_solve(const case_row *row, int threads, case_answer *out);
+/* kept: how turned queries and keys are stored before they are multiplied (ref_rope); NULL: exactly. */
+bool case_solve(const case_row *row, double (*kept)(double), int threads, case_answer *out);
 void case_answer_free(case_answer *answer);
 
 /* seen[total_kv]: 1 where a row of the key's own request sees it (by token of the request, not

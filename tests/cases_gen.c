@@ -222,7 +222,7 @@ static bool make_rope(const case_row *row, case_rules *out)
     out->freq = malloc((size_t)pairs * sizeof *out->freq);
     for (int i = 0; out->freq && i < pairs; i++)
         out->freq[i] = case_frequency(row->x.rope_dim, i);
-    out->rope = (ref_rope){ row->x.rope_dim, row->x.interleaved, out->freq };
+    out->rope = (ref_rope){ row->x.rope_dim, row->x.interleaved, out->freq, NULL };
     out->problem.rope = &out->rope;
     return out->freq;
 }
@@ -461,11 +461,12 @@ static int64_t count_compared(const case_row *row)
     return n;
 }
 
-static bool solve_attention(const case_row *row, int threads, case_answer *a)
+static bool solve_attention(const case_row *row, double (*kept)(double), int threads, case_answer *a)
 {
     case_rules rules;
     bool ok = case_rules_make(row, &rules);
 
+    rules.rope.kept = kept;
     if (row->x.key_sums)
         a->key_sums = calloc((size_t)(row->total_kv * row->hk) + 1, sizeof *a->key_sums);
     ok = ok && (!row->x.key_sums || a->key_sums);
@@ -477,7 +478,7 @@ static bool solve_attention(const case_row *row, int threads, case_answer *a)
     return ok;
 }
 
-bool case_solve(const case_row *row, int threads, case_answer *out)
+bool case_solve(const case_row *row, double (*kept)(double), int threads, case_answer *out)
 {
     const int64_t n = count_compared(row);
 
@@ -485,7 +486,7 @@ bool case_solve(const case_row *row, int threads, case_answer *out)
                           .o = malloc((size_t)(n * row->hq * row->dv + 1) * sizeof *out->o),
                           .lse = malloc((size_t)(n * row->hq + 1) * sizeof *out->lse) };
     if (!out->rows || !out->o || !out->lse
-        || !(row->merge ? solve_merge(row, out) : solve_attention(row, threads, out))) {
+        || !(row->merge ? solve_merge(row, out) : solve_attention(row, kept, threads, out))) {
         case_answer_free(out);
         return false;
     }

@@ -470,9 +470,15 @@ static bool needs_bits(const case_row *row)
     return case_has_mask(row);
 }
 
+static bool is_gpu(void)
+{
+    return opt.device && !strncmp(opt.device, "cuda:", 5);
+}
+
 typedef struct prepared {
     shared sh;
     case_answer answer;
+    case_answer rounded[CASE_DTYPES];   /* where turned rows are kept in the type of q; else empty */
     uint8_t *seen, *bits;
     int64_t *bits_at;
 } prepared;
@@ -480,7 +486,7 @@ typedef struct prepared {
 static bool prepare(const case_row *row, prepared *p)
 {
     *p = (prepared){ 0 };
-    if (!case_solve(row, reference_threads(), &p->answer))
+    if (!case_solve(row, NULL, reference_threads(), &p->answer))
         return false;
     if (!row->merge && !(p->seen = case_seen(row)))
         return false;
@@ -495,9 +501,38 @@ static bool prepare(const case_row *row, prepared *p)
 static void unprepare(prepared *p)
 {
     case_answer_free(&p->answer);
+    for (int dtype = 0; dtype < CASE_DTYPES; dtype++)
+        case_answer_free(&p->rounded[dtype]);
     free(p->seen);
     free(p->bits);
     free(p->bits_at);
+}
+
+/* Matrix units of GPUs take 16-bit operands: what hooks make of queries and keys is rounded to them
+ * (docs/numerics.md), so the definition is asked for the scores of what was rounded. */
+
+static double to_type(int type, double x)
+{
+    uint32_t code = 0;
+
+    num_store(type, &code, 0, x);
+    return num_load(type, &code, 0);
+}
+
+static double to_f16(double x) { return to_type(NUM_F16, x); }
+static double to_bf16(double x) { return to_type(NUM_BF16, x); }
+
+/* The answer that this device owes to a row; NULL: no memory. */
+static const case_answer *answer_of(prepared *p, int dtype)
+{
+    case_answer *a = &p->rounded[dtype];
+
+    if (!is_gpu() || !p->sh.row->x.rope_dim || dtype == CASE_DTYPE_F32)
+        return &p->answer;
+    if (!a->rows
+        && !case_solve(p->sh.row, dtype == CASE_DTYPE_F16 ? to_f16 : to_bf16, reference_threads(), a))
+        return NULL;
+    return a;
 }
 
 /* ------------------------------------------------------------------------------------- the rows */
@@ -546,13 +581,13 @@ static void add_totals(totals *to, const totals *t)
 }
 
 /* One type on one level. */
-static void run_level(const prepared *p, const stored *st, int dtype, const case_ways *ways,
+static void run_level(const shared *sh, const stored *st, int dtype, const case_ways *ways,
                       const char *level, totals *row_totals, double *worst)
 {
     report rep = {
-        .row = p->sh.row, .ways = ways, .level = level, .dtype = case_dtype_names[dtype]
+        .row = sh->row, .ways = ways, .level = level, .dtype = case_dtype_names[dtype]
     };
-    work w = { .sh = &p->sh, .st = st, .ways = ways, .level = level, .fd = -1, .report = &rep };
+    work w = { .sh = sh, .st = st, .ways = ways, .level = level, .fd = -1, .report = &rep };
 
     if (opt.no_fork)
         run_ways(&w, 0);
@@ -597,7 +632,7 @@ static bool has_properties(const case_row *row)
     return opt.properties && !row->x.tree.n && !row->block_map.n;
 }
 
-static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
+static void run_dtype(prepared *p, int dtype, totals *t, double *worst)
 {
     const case_row *row = p->sh.row;
     stored st = { 0 };
@@ -611,8 +646,11 @@ static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
     for (int i = 0; i < num_levels; i++) {
         const unsigned turn =
             opt.seed * 1000003u + (unsigned)row->line * 31 + (unsigned)(i * CASE_DTYPES + dtype);
+        shared sh = p->sh;
         case_ways ways = { 0 };
-        const bool ok = row->merge
+        sh.answer = answer_of(p, dtype);
+        const bool ok = !sh.answer ? false
+                        : row->merge
                             ? merge_ways(row, dtype, &ways)
                             : case_ways_make(row, dtype, opt.full, turn, few_ways(row), &ways)
                                   && (!has_properties(row)
@@ -620,7 +658,7 @@ static void run_dtype(const prepared *p, int dtype, totals *t, double *worst)
         if (!ok || ways.n == 0)
             not_run(row, dtype, ok ? "no way fits this type" : "no memory", &t[i]);
         else
-            run_level(p, row->merge ? NULL : &st, dtype, &ways, levels[i], &t[i], &worst[i]);
+            run_level(&sh, row->merge ? NULL : &st, dtype, &ways, levels[i], &t[i], &worst[i]);
         case_ways_free(&ways);
     }
     stored_free(&st);
@@ -864,11 +902,6 @@ static int summary(void)
 }
 
 /* ------------------------------------------------------------------------ one row after another */
-
-static bool is_gpu(void)
-{
-    return opt.device && !strncmp(opt.device, "cuda:", 5);
-}
 
 static case_file *the_file;             /* of rows; NULL: random ones */
 

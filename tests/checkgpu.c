@@ -329,7 +329,7 @@ static void reference(const trial *t, double *o, double *lse)
         slope[h] = (float)(0.02 * (h + 1));
         sink[h] = (float)(0.5 * h - 1);
     }
-    const ref_rope rope = { s->dk, false, freq };
+    const ref_rope rope = { s->dk, false, freq, NULL };
     const ref_problem p = { .hq = s->hq, .hk = s->hk, .dk = s->dk, .dv = s->dv, .scale = 1 / sqrt(s->dk), .causal = s->causal,
                             .window_left = s->left ? s->left : -1, .window_right = -1, .softcap = s->softcap, .slope = s->alibi ? slope : NULL,
                             .sink = s->sink ? sink : NULL, .rope = s->rope ? &rope : NULL };

@@ -32,6 +32,14 @@ void ref_turn(const ref_rope *rope, int64_t position, double *x)
     }
 }
 
+/* One row of Q or K as the scores want it. */
+static void prepare_row(const ref_rope *rope, int64_t position, double *x, int n)
+{
+    ref_turn(rope, position, x);
+    for (int i = 0; rope->kept && i < n; i++)
+        x[i] = rope->kept(x[i]);
+}
+
 /* ----------------------------------------------------------------------------------- visibility */
 
 static bool share_range(const ref_range *list, int n, int64_t x, int64_t y)
@@ -208,7 +216,7 @@ static void load_query(const ref_problem *p, const ref_request *r, int64_t row, 
     else
         r->query(r->query_user, row, head, q);
     if (p->rope)
-        ref_turn(p->rope, ref_row_position(r, row), q);
+        prepare_row(p->rope, ref_row_position(r, row), q, p->dk);
 }
 
 /* The keys, turned: `r->k` itself where nothing turns, else a copy (in *own, to be freed). NULL:
@@ -225,7 +233,7 @@ static const double *turned_keys(const ref_problem *p, const ref_request *r, dou
         return NULL;
     memcpy(k, r->k, (size_t)(n * p->dk) * sizeof *k);
     for (int64_t i = 0; i < n; i++)
-        ref_turn(p->rope, r->first_position + i / p->hk, k + i * p->dk);
+        prepare_row(p->rope, r->first_position + i / p->hk, k + i * p->dk, p->dk);
     return k;
 }
 

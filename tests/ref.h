@@ -29,6 +29,8 @@ typedef struct ref_rope {
     int rotary_dim;
     bool interleaved;
     const float *freq;                  /* [rotary_dim / 2] */
+    double (*kept)(double);             /* how a turned row's elements are stored until they are
+                                           multiplied; NULL: as they are */
 } ref_rope;
 
 typedef struct ref_range {

@@ -232,7 +232,7 @@ static void rope_once(const char *from, const char *to, int width, int dim, bool
         same_block(&x, &x_before);
         if (l == 0) {
             first = y;
-            check_turned(&x, &y, &(ref_rope){ dim, interleaved, f }, positions);
+            check_turned(&x, &y, &(ref_rope){ dim, interleaved, f, NULL }, positions);
         } else {
             same_block(&y, &first);
             free(y.memory);
@@ -898,7 +898,7 @@ static void rotates_on_the_way(void **state)
         fv_rope_desc rope = { .rotary_dim = dim, .interleaved = interleaved, .base = 700 };
         float f[FV__MAX_DIM / 2];
         OK(fv_rope_frequencies(&rope, f, &err));
-        const ref_rope ref = { dim, interleaved, f };
+        const ref_rope ref = { dim, interleaved, f, NULL };
         block first_k = { 0 }, first_t = { 0 }, first_q = { 0 };
         const block k_before = make_cache(&s, "bf16", s.width, 0),
                     t_before = make_cache(&s, "bf16", turned_width, 1);

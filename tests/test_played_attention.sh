@@ -14,7 +14,11 @@ cc -std=c11 -D_GNU_SOURCE -O1 -shared -fPIC -o "$folder/libnvrtc.so.13" tests/fa
 export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} FV_NVRTC_PATH=$folder/libnvrtc.so.13 FAKE_PLAYER=tests/fake
 export FV_CACHE_DIR=${FV_CACHE_DIR:-$folder/cache}
 unset FV_CUDA_DRIVER_PATH FV_KERNEL_PATH FV_DISABLE_JIT
-[ $# -gt 0 ] || set -- checkgpu --match decode_split8,prefill_mixed,e4m3_decode,invariant_split
-program=$1
-shift
-"$build/bin/$program" "$@"
+if [ $# -gt 0 ]; then
+    program=$1
+    shift
+    "$build/bin/$program" "$@"
+else
+    "$build/bin/checkgpu" --match decode_split8,prefill_mixed,e4m3_decode,invariant_split
+    "$build/bin/checkattn" --device cuda:0 --extended --cases tests/cases/extended.txt --id x21
+fi

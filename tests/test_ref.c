@@ -58,7 +58,7 @@ static void check_fault(const case_row *row, int i, int threads)
     if (!case_apply_fault(row, i, &changed, message, sizeof message)) {
         printf("%s\n", message);
         check(row->id, what, false, NAN, row->faults[i].mo);
-    } else if (!case_solve(&changed, threads, &answer)) {
+    } else if (!case_solve(&changed, NULL, threads, &answer)) {
         check(row->id, "memory", false, NAN, NAN);
     } else {
         check_near(row->id, what, answer.mo, row->faults[i].mo);
@@ -71,7 +71,7 @@ static void check_row(const case_row *row, int threads)
     const double start = now();
     case_answer a;
 
-    if (!case_solve(row, threads, &a)) {
+    if (!case_solve(row, NULL, threads, &a)) {
         check(row->id, "memory", false, NAN, NAN);
         return;
     }

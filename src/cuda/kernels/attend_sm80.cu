@@ -372,16 +372,22 @@ template <bool IS_V> struct source {
         return load_bits<T>(tail ? p.k_tail.data : view(p).data, tail ? tail_row(r, t) : row(r, t), tail ? d - MAIN : d);
     }
 #if PAGES_KEPT
+    /* Where key t lies in a tensor of pages, of tokens (which are pages of one key, counted from the segment's first). */
+    static FV_DEVICE_INLINE int64_t place(int r, int t, const int64_t *stride)
+    {
+        const int64_t page = (IS_V ? S.v_page[r][t] : S.page[r][t]) + (S.look.page_size ? 0 : W.table);
+        return page * stride[0] + S.in_page[r][t] * stride[1] + W.kv_head * stride[2];
+    }
     /* The scale of one key, of one block: where they lie. */
     static FV_DEVICE_INLINE const float *scale(args p, int r, int t)
     {
         const d_scale &s = IS_V ? p.v_scale : p.k_scale;
-        return s.data + (IS_V ? S.v_page[r][t] : S.page[r][t]) * s.stride[0] + S.in_page[r][t] * s.stride[1] + W.kv_head * s.stride[2];
+        return s.data + place(r, t, s.stride);
     }
     static FV_DEVICE_INLINE const uint8_t *blocks(args p, int r, int t)
     {
         const d_view &s = IS_V ? p.v_block_scale : p.k_block_scale;
-        return (const uint8_t *)s.data + (IS_V ? S.v_page[r][t] : S.page[r][t]) * s.stride[0] + S.in_page[r][t] * s.stride[1] + W.kv_head * s.stride[2];
+        return (const uint8_t *)s.data + place(r, t, s.stride);
     }
 #endif
 };
