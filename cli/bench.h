@@ -4,7 +4,8 @@
  * A case has candidates: two ways of the engine, or one, and a physical limit measured with the
  * same clock. They take turns (A B C, C B A, ...), so that a machine that slows down slows all of
  * them, and medians are compared. A result is one row: ours, a peer, the bound, all in one unit.
- * The CPU's cases are bench_cpu.c's, the GPU's bench_gpu.c's; rows go to cmd_bench.c.
+ * The CPU's cases are bench_cpu.c's and, beside other libraries, bench_peers.c's, the GPU's
+ * bench_gpu.c's; rows go to cmd_bench.c.
  */
 #ifndef BENCH_H
 #define BENCH_H
@@ -17,13 +18,14 @@ typedef struct bench {
     fv_ctx *ctx;
     gpu *gpu;                           /* NULL: the CPU */
     cli_device device;
-    const char *filter, *commit;
+    const char *filter, *commit, *peers;
     double seconds;                     /* of measuring, for each case */
     int threads;
     memory set;                         /* on a GPU: what is read for the ceiling */
     FILE *csv, *json;
     char device_name[128], date[16], commit_name[48];
-    int failures, rows, left_out;       /* left_out: cases that need more memory than there is */
+    int failures, rows, left_out;       /* left_out: cases that need more memory than there is, or
+                                           a peer that is absent */
 } bench;
 
 typedef struct bench_case {
@@ -33,7 +35,12 @@ typedef struct bench_case {
 
 /* The n-th case of the device's list; false: there is none. */
 bool bench_cpu_case(int n, bench_case *out);
+bool bench_peer_case(int n, bench_case *out);   /* behind those of the CPU */
 bool bench_gpu_case(int n, bench_case *out);
+
+/* Room for workloads of these bytes on the CPU, with a margin for everybody else; false: the case
+ * is left out. */
+bool bench_fits(bench *b, const char *name, int64_t bytes);
 
 /* ---- candidates ---- */
 
@@ -63,6 +70,7 @@ typedef struct result {
 /* Times of a candidate in a unit: x = per / seconds for rates, seconds x per for times. */
 void bench_set_ours(result *r, candidate *c, double per, bool rate);
 void bench_report(bench *b, const result *r);
+void bench_absent(bench *b, const char *name, const char *peer, const char *why);
 
 /* fv_plan_update alone, in us. Lengths of "ragged" batches are spread over 16..2047. */
 bool bench_plan(bench *b, const char *name, int64_t n, int32_t rows_each, bool ragged);

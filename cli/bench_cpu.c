@@ -33,8 +33,7 @@ static double time_multiply(void *arg)
 
 /* ---- cases ---- */
 
-/* Room for workloads of these bytes, with a margin for everybody else. */
-static bool fits(bench *b, const char *name, int64_t bytes)
+bool bench_fits(bench *b, const char *name, int64_t bytes)
 {
     if (bytes <= cli_available_memory() / 10 * 8)
         return true;
@@ -52,7 +51,7 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, b
                            .num_requests = n, .rows = rows, .lengths = lengths };
     workload full, small = { 0 };
     bool good = true;
-    if (fits(b, name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
+    if (bench_fits(b, name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
         good = workload_open(b->ctx, NULL, &desc, &full);
         desc.kv_dtype = "int8";
         good = good && (!quantised || workload_open(b->ctx, NULL, &desc, &small));
@@ -275,8 +274,9 @@ static const bench_case cases[] = {
 
 bool bench_cpu_case(int n, bench_case *out)
 {
-    if (n < 0 || n >= (int)(sizeof cases / sizeof cases[0]))
-        return false;
+    const int count = (int)(sizeof cases / sizeof cases[0]);
+    if (n >= count)
+        return bench_peer_case(n - count, out);
     *out = cases[n];
     return true;
 }

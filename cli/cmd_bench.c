@@ -129,6 +129,13 @@ void bench_report(bench *b, const result *r)
     write_json(b, r);
 }
 
+void bench_absent(bench *b, const char *name, const char *peer, const char *why)
+{
+    b->left_out++;
+    if (b->json != stdout)
+        printf("%-38s %s is absent: %s\n", name, peer, why);
+}
+
 void bench_set_ours(result *r, candidate *c, double per, bool rate)
 {
     const double low = sample_percentile(&c->times, 10), middle = sample_percentile(&c->times, 50),
@@ -320,6 +327,8 @@ int cmd_bench(int argc, char **argv)
           CLI_TEXT, &csv, 0, 0, NULL },
         { "json", "FILE", "one JSON object a row (-: standard output, no table)",
           CLI_TEXT, &json, 0, 0, NULL },
+        { "peers", "FOLDERS", "where libtorch_cpu.so and libggml.so lie, a:b (a CPU's peers)",
+          CLI_TEXT, &b.peers, 0, 0, NULL },
         { "commit", "NAME", "what the rows say was measured (git's answer)",
           CLI_TEXT, &b.commit, 0, 0, NULL },
         CLI_DEVICE_OPTIONS(b.device),

@@ -276,8 +276,8 @@ static fv_tensor cache_of(const workload *w, char *at, int64_t dim)
 fv_status workload_run(workload *w, int copy, fv_error *err)
 {
     const workload_desc *d = &w->desc;
-    const fv_arg scales[] = { { .name = "k_scale", .number = 1.0 / 32 },
-                              { .name = "v_scale", .number = 1.0 / 32 } };
+    const fv_arg scales[] = { { .name = "k_scale", .number = WORKLOAD_SCALE },
+                              { .name = "v_scale", .number = WORKLOAD_SCALE } };
     fv_tensors t = { .q = rows_of(w->q.device, w->total_rows, d->q_heads, d->dim),
                      .k = cache_of(w, w->k.device + copy * w->k_bytes, d->dim),
                      .o = rows_of(w->o.device, w->total_rows, d->q_heads, dim_v(d)),

@@ -11,6 +11,8 @@
 #include "element.h"
 #include "memory.h"
 
+#define WORKLOAD_SCALE (1.0 / 32)         /* what stored values of 8 bits stand for, times this */
+
 typedef struct workload_desc {
     int32_t q_heads, kv_heads, dim;
     int32_t dim_v;                      /* 0: dim */
