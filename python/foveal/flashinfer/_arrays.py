@@ -171,12 +171,15 @@ def as_float(x):
     return float(x)
 
 
+def size_of(x):
+    return x.numel() if torch_of(x) is not None else np.size(x)
+
+
 def number_or_vector(x):
-    """A float, or an array with more than one entry (a scale per head)."""
-    if x is None or isinstance(x, (float, int)):
+    """A float, an array with more than one entry (a scale per head), or what lies on a GPU as it is: reading it would wait, and break a capture."""
+    if x is None or isinstance(x, (float, int)) or device_of(x) != "cpu":
         return x
-    size = x.numel() if torch_of(x) is not None else np.size(x)
-    return x if size > 1 else as_float(x)
+    return x if size_of(x) > 1 else as_float(x)
 
 
 def to_device(x, like):

@@ -139,6 +139,7 @@ class Attention:
         self.need = None
         self.mode = None
         self.stream = None
+        self.single = None          # what prefill._single has planned
 
     def update(self, spec, batch, need, mode=Mode(), stream=None):
         """Plans a step."""
@@ -205,7 +206,7 @@ def _scale_kind(scale, narrow):
         return ("tensor", 1.0) if narrow else (None, None)
     if isinstance(scale, (float, int)):
         return ("tensor", float(scale)) if narrow or scale != 1 else (None, None)
-    return "head", scale
+    return "tensor" if arrays.size_of(scale) == 1 else "head", scale
 
 
 def _product(a, b):
@@ -219,7 +220,7 @@ _NARROW = ("fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1")
 
 def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=None, k_scale=None, v_scale=None, sinks=None, args=None,
         lse_offset=None, rows=None, **tails):
-    """One layer. Returns out, or (out, lse)."""
+    """One layer. Returns out, or (out, lse). lse_offset: alibi_offset's, where q lies, or a number for all rows."""
     spec = attention.spec
     narrow = spec.k in _NARROW
     k_kind, k_value = _scale_kind(arrays.number_or_vector(_product(arrays.number_or_vector(q_scale), arrays.number_or_vector(k_scale))), narrow)
@@ -260,7 +261,9 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
     if not return_lse:
         return out
     if spec.alibi and lse_offset is not None:
-        lse += arrays.to_device(lse_offset, q)[:, None] * (given["slopes"] * log2e)[None, :]
+        if not isinstance(lse_offset, float):
+            lse_offset = lse_offset[:rows, None]
+        lse += lse_offset * (given["slopes"] * log2e)[None, :]
     return out, lse
 
 
@@ -290,11 +293,12 @@ def _settle(old, new):
 
 
 def _scale_argument(kind, value, heads, like):
-    if kind == "tensor":
-        return value
     if isinstance(value, (float, int)):
+        if kind == "tensor":
+            return value
         value = np.full(heads, value, np.float32)
-    return arrays.f32_vector(value, like)
+    vector = arrays.f32_vector(value, like)
+    return vector if kind == "tensor" or vector.shape[0] == heads else vector.expand(heads).contiguous()
 
 
 def alibi_offset(lengths, rows):
@@ -336,6 +340,14 @@ def check_workspace(x, name):
 def stream_of(x):
     """What Plan.update takes to find the current stream: the tensor itself."""
     return x if arrays.torch_of(x) is not None and x.device.type == "cuda" else None
+
+
+def capture_of(x):
+    """(number of the current stream, whether it is being captured) where x lies."""
+    if stream_of(x) is None:
+        return 0, False
+    cuda = arrays.torch_of(x).cuda
+    return cuda.current_stream(x.device).cuda_stream, cuda.is_current_stream_capturing()
 
 
 class Pool:

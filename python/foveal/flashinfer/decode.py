@@ -5,7 +5,6 @@ import functools
 
 import numpy as np
 
-from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
@@ -26,11 +25,8 @@ def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NON
     name = arrays.dtype_of(q)
     spec = core.make_spec(name, arrays.dtype_of(k), name, q.shape[1], k.shape[1], q.shape[2], v.shape[2], sm_scale=sm_scale, window_left=window_left,
                           logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
-    device, kv_len = arrays.device_of(q), k.shape[0]
-    attention = _single(device, (device, core._kind(spec, None), True))
-    attention.update(spec, Batch(rows=[0, 1], kv_indptr=[0, kv_len]), core.Need(1, 1, kv_len, 0), core.Mode(decode=True), core.stream_of(q))
-    offset = np.array([kv_len - 1], np.float32) if spec.alibi and return_lse else None
-    made = core.run(attention, q, k, v, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, lse_offset=offset)
+    made = core.run(_single(q, spec, 1, k.shape[0]), q, k, v, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+                    lse_offset=float(k.shape[0] - 1))
     return (arrays.index(made[0], 0), made[1][0]) if return_lse else arrays.index(made, 0)
 
 
@@ -126,9 +122,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
-        self._lse_offset = None
-        if spec.alibi:
-            self._lse_offset = (lengths - 1).astype(np.float32) if q_len == 1 else core.alibi_offset(lengths, rows)
+        self._keep_lse_offset(core.alibi_offset(lengths, np.arange(n + 1) if q_len == 1 else rows) if spec.alibi else None)
         self._update(spec, rows, host, lengths, indices, page_size, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size))
         self._plan_info = [n, n * q_len, 0, 16] + [0] * 11
 

@@ -68,6 +68,7 @@ class BatchPODWithPagedKVCacheWrapper:
     def __init__(self, float_workspace_buffer, kv_layout="NHD"):
         self._prefill = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._decode = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
+        self._causal = False            # of the prefill part: run() says it, later plans expect it
 
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer=None):
         for wrapper in (self._prefill, self._decode):
@@ -82,7 +83,7 @@ class BatchPODWithPagedKVCacheWrapper:
         options = dict(pos_encoding_mode=pos_encoding_mode, window_left=window_left, q_data_type=q_data_type, kv_data_type=kv_data_type, sm_scale=sm_scale,
                        rope_scale=rope_scale, rope_theta=rope_theta)
         heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *heads, **options)
+        self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *heads, causal=self._causal, **options)
         self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *heads, **options)
 
     begin_forward = plan
@@ -93,7 +94,9 @@ class BatchPODWithPagedKVCacheWrapper:
         if custom_mask_p is not None or packed_custom_mask_p is not None:
             raise NotImplementedError("custom_mask_p: give the mask to a BatchPrefillWithPagedKVCacheWrapper")
         self._prefill._planned()
-        self._prefill._respec(causal=causal_p)
+        if causal_p != self._causal:
+            self._causal = causal_p
+            self._prefill._respec(causal=causal_p)
         scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
         return self._prefill.run(q_p, paged_kv_cache_p, **scales), self._decode.run(q_d, paged_kv_cache_d, **scales)
 

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from .. import Batch
+from .. import Batch, NotReadyError
 from . import _arrays as arrays
 from . import _core as core
 from .quantization import packbits, segment_packbits
@@ -19,17 +19,37 @@ _local = threading.local()
 _MAX_SINGLES = 16
 
 
-def _single(device, key):
-    """An Attention of this thread for calls of one kind: the last few are kept."""
-    table = getattr(_local, "table", None)
-    if table is None:
-        table = _local.table = collections.OrderedDict()
-    attention = table.get(key)
+def _single(q, spec, qo_len, kv_len, bits=None):
+    """An Attention that holds the step of one request. The last few kinds of a thread are kept; a step that is there already is not planned again. What a captured
+    stream uses stays as it is from then on: its graph reads it."""
+    if not hasattr(_local, "kept"):
+        _local.kept, _local.captured = collections.OrderedDict(), {}
+    device, decode = arrays.device_of(q), qo_len == 1
+    stream, capturing = core.capture_of(q)
+    kind, step = (device, core._kind(spec, None), decode), (spec, qo_len, kv_len)
+    if capturing:
+        return _captured_single(kind, step, bits)
+    attention = _local.kept.get(kind)
     if attention is None:
-        attention = table[key] = core.Attention(device)
-        if len(table) > _MAX_SINGLES:
-            table.popitem(last=False)
-    table.move_to_end(key)
+        attention = _local.kept[kind] = core.Attention(device)
+        if len(_local.kept) > _MAX_SINGLES:
+            _local.kept.popitem(last=False)
+    _local.kept.move_to_end(kind)
+    if bits is not None or attention.single != (step, stream):
+        attention.single = None
+        batch = Batch(rows=[0, qo_len], kv_indptr=[0, kv_len], args=None if bits is None else {"bits": arrays.to_device(bits, q)})
+        attention.update(spec, batch, core.Need(1, qo_len, kv_len, 0), core.Mode(decode=decode), core.stream_of(q))
+        attention.single = None if bits is not None else (step, stream)
+    return attention
+
+
+def _captured_single(kind, step, bits):
+    attention = _local.captured.get((kind, step))
+    if attention is None:
+        attention = _local.kept.get(kind)
+        if bits is not None or attention is None or attention.single is None or attention.single[0] != step:
+            raise NotReadyError("the stream is being captured: the last call of this kind before it must have had the same shapes and options, and no mask")
+        _local.captured[kind, step] = _local.kept.pop(kind)
     return attention
 
 
@@ -40,7 +60,7 @@ def _upcast_query(q, scale_q, o_dtype):
         return q, scale_q
     scale_q = arrays.number_or_vector(scale_q)
     wide = arrays.cast(q, o_dtype)
-    if scale_q is None or isinstance(scale_q, float):
+    if scale_q is None or isinstance(scale_q, float) or arrays.size_of(scale_q) == 1:
         return wide, scale_q
     scale = arrays.f32_vector(scale_q, wide)
     return arrays.cast(wide * scale[None, :, None], o_dtype), None
@@ -92,17 +112,14 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
                           rope_theta=rope_theta, custom_mask=packed_custom_mask is not None)
     if arrays.dtype_of(v) != spec.v:
         spec = spec._replace(v=arrays.dtype_of(v))
-    attention = _single(arrays.device_of(q), (arrays.device_of(q), core._kind(spec, None), qo_len == 1))
-    batch = Batch(rows=[0, qo_len], kv_indptr=[0, kv_len], args=None if packed_custom_mask is None else {"bits": arrays.to_device(packed_custom_mask, q)})
-    attention.update(spec, batch, core.Need(1, qo_len, kv_len, 0), core.Mode(decode=qo_len == 1), core.stream_of(q))
+    attention = _single(q, spec, qo_len, kv_len, packed_custom_mask)
     if fp4:
         k_sf, v_sf = kv_cache_sf
         if kv_layout == "HND":
             k_sf, v_sf = arrays.permute(k_sf, (1, 0, 2)), arrays.permute(v_sf, (1, 0, 2))
         args = {"k_block_scale": arrays.retype(k_sf, "fp8_e4m3"), "v_block_scale": arrays.retype(v_sf, "fp8_e4m3")}
-    offset = core.alibi_offset([kv_len], [0, qo_len]) if spec.alibi and return_lse else None
     return core.run(attention, q, k, v, return_lse=return_lse, q_scale=scale_q, k_scale=core._product(scale_k, k_scale),
-                    v_scale=core._product(scale_v, v_scale), args=args, lse_offset=offset)
+                    v_scale=core._product(scale_v, v_scale), args=args, lse_offset=float(kv_len - qo_len))
 
 
 single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
@@ -249,6 +266,17 @@ class _Wrapper:
             self._respec(sm_scale=float(sm_scale))
         return sink
 
+    def _keep_lse_offset(self, offset):
+        """Where runs read it. It lies still while it has room, for graphs that have captured a run."""
+        if offset is None:
+            self._lse_offset = None
+            return
+        offset, old = arrays.to_device(offset, self._float_workspace_buffer), self._lse_offset
+        if old is not None and len(offset) <= len(old):
+            old[:len(offset)] = offset
+        else:
+            self._lse_offset = offset
+
     def _respec(self, **changes):
         """A deprecated forward() call says again what plan() was told."""
         told = dict(self._told)
@@ -388,7 +416,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
             custom_mask=masked, items=items and not masked))
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
-        self._lse_offset = core.alibi_offset(lengths, rows) if spec.alibi else None
+        self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
         self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, core.split_mode(False, fixed_split_size, disable_split_kv, page_size), args)
         tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo or head_dim_qk)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
@@ -494,7 +522,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
             custom_mask=masked, items=items and not masked))
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
-        self._lse_offset = core.alibi_offset(lengths, rows) if spec.alibi else None
+        self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
         self._rows_total = total
         keys = int(lengths.sum())
         batch = Batch(rows=rows, kv_indptr=indptr, args=args)

@@ -9,15 +9,19 @@ from . import _core as core
 
 
 def _positions(indptr, offsets, like):
-    """Position of each row: offsets[request] + its index in the request."""
+    """Position of each row: offsets[request] + its index in the request. Rows behind the last request are at 0, which turns nothing."""
     torch = arrays.torch_of(indptr)
     if torch is not None:
-        counts = (indptr[1:] - indptr[:-1]).to(torch.int64)
-        starts = torch.repeat_interleave(offsets.to(torch.int64) - indptr[:-1].to(torch.int64), counts)
-        return (starts + torch.arange(starts.shape[0], device=indptr.device)).to(torch.int32)
+        row = torch.arange(like.shape[0], device=indptr.device)
+        if len(offsets) == 0:
+            return torch.zeros_like(row, dtype=torch.int32)
+        request = (torch.searchsorted(indptr.to(torch.int64), row, right=True) - 1).clamp(0, len(offsets) - 1)
+        return torch.where(row < indptr[-1], row + (offsets - indptr[:-1])[request], 0).to(torch.int32)
     indptr, offsets = arrays.host_ints(indptr), arrays.host_ints(offsets)
     counts = np.diff(indptr)
-    return (np.repeat(offsets - indptr[:-1], counts) + np.arange(int(counts.sum()))).astype(np.int32)
+    positions = np.zeros(max(like.shape[0], int(counts.sum())), np.int32)
+    positions[:int(counts.sum())] = np.repeat(offsets - indptr[:-1], counts) + np.arange(int(counts.sum()))
+    return positions
 
 
 def _turn(x, positions, y, rotary_dim, interleave, **numbers):
