@@ -10,9 +10,14 @@ sys.path.insert(0, os.path.dirname(__file__))
 from reference import libs, make_lib  # noqa: E402
 
 
-@pytest.fixture(params=libs())
+def pytest_generate_tests(metafunc):
+    if "lib" in metafunc.fixturenames:
+        metafunc.parametrize("lib", libs(metafunc.config.getoption("--device")), indirect=True)
+
+
+@pytest.fixture
 def lib(request):
-    """NumPy, and torch on the CPU where it is installed."""
+    """NumPy, and torch on the CPU where it is installed; with --device cuda torch on the GPU."""
     return make_lib(request.param)
 
 
@@ -23,7 +28,7 @@ def rng(request):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--device", default="cpu", help="where the tests of torch and transformers run: cpu, cuda")
+    parser.addoption("--device", default="cpu", help="where tests run that have a device or a lib: cpu, cuda")
     parser.addoption("--slow", action="store_true", help="also what takes minutes: compilers of frameworks, many model steps")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one request in float64, written out row by row: what the tests compare with. And arrays of either library."""
+"""Attention of one request in float64, written out row by row: what the tests compare with. And arrays of the libraries: NumPy, torch on the CPU, torch on a GPU."""
 
 import importlib.util
 import math
@@ -26,14 +26,16 @@ def rotate(x, positions, theta=1e4, scale=1.0, interleave=False, rotary_dim=None
     return x
 
 
-def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=None, rope=None, sinks=None, scale=None):
-    """(o [rows, heads, dim_v], lse [rows, heads] in base 2) in float64. slopes: FlashInfer's bias, slope * (key - row index)."""
+def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=None, rope=None, turned=None, sinks=None, scale=None):
+    """(o [rows, heads, dim_v], lse [rows, heads] in base 2) in float64. slopes: FlashInfer's bias, slope * (key - row index). turned: what rounds turned queries and
+    keys, where a kernel does (docs/numerics.md)."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     rows, heads, dim = q.shape
     keys, group = k.shape[0], heads // k.shape[1]
     scale = dim ** -0.5 if scale is None else scale
     if rope is not None:
         q, k = rotate(q, np.arange(rows) + keys - rows, *rope), rotate(k, np.arange(keys), *rope)
+        q, k = (q, k) if turned is None else (turned(q), turned(k))
     k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
     s = np.einsum("ihd,jhd->hij", q, k) * scale
     i, j = np.arange(rows)[:, None], np.arange(keys)[None, :]
@@ -60,6 +62,18 @@ def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=
     return o, lse.T
 
 
+def rows_of(indptr, x):
+    return [x[a:b] for a, b in zip(indptr[:-1], indptr[1:])]
+
+
+def attend_batch(q, qo, k, v, **options):
+    """Per-request references one after another; options that are lists are per request."""
+    parts = []
+    for r, mine in enumerate(rows_of(qo, numbers(q))):
+        parts.append(attend(mine, k[r], v[r], **{n: x[r] if isinstance(x, list) else x for n, x in options.items()}))
+    return np.concatenate([o for o, _ in parts]), np.concatenate([s for _, s in parts])
+
+
 def merged(states):
     """The merge of (o, lse base 2) in float64."""
     lse = np.stack([s for _, s in states]).astype(np.float64) * LN2
@@ -76,7 +90,7 @@ def merged(states):
 
 
 class NumpyLib:
-    name = "numpy"
+    name, device = "numpy", "cpu"
 
     def dtype(self, word):
         if word in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
@@ -89,8 +103,14 @@ class NumpyLib:
     def ints(self, x):
         return np.asarray(x, np.int32)
 
+    host_ints = ints
+
     def bools(self, x):
         return np.asarray(x, bool)
+
+    def same(self, x):
+        """A NumPy array as it is."""
+        return x
 
     def workspace(self):
         return np.zeros(1 << 16, np.uint8)
@@ -102,34 +122,41 @@ class NumpyLib:
 class TorchLib:
     name = "torch"
 
-    def __init__(self):
+    def __init__(self, device="cpu"):
         import torch
 
-        self.torch = torch
+        self.torch, self.device = torch, "cuda:0" if device == "cuda" else device
 
     def dtype(self, word):
         return getattr(self.torch, word)
 
+    def same(self, x):
+        """A NumPy array as a tensor of its type."""
+        return self.torch.from_numpy(np.array(x)).to(self.device)
+
     def array(self, x, word="float32"):
-        return self.torch.from_numpy(np.array(x, np.float32)).to(self.dtype(word))
+        return self.same(np.array(x, np.float32)).to(self.dtype(word))
 
     def ints(self, x):
-        return self.torch.from_numpy(np.asarray(x, np.int32))
+        return self.same(np.asarray(x, np.int32))
+
+    def host_ints(self, x):
+        return self.torch.from_numpy(np.array(x, np.int32))
 
     def bools(self, x):
-        return self.torch.from_numpy(np.asarray(x, bool))
+        return self.same(np.asarray(x, bool))
 
     def workspace(self):
-        return self.torch.zeros(1 << 16, dtype=self.torch.uint8)
+        return self.torch.zeros(1 << 16, dtype=self.torch.uint8, device=self.device)
 
     def is_mine(self, x):
-        return isinstance(x, self.torch.Tensor)
+        return isinstance(x, self.torch.Tensor) and x.device == self.torch.device(self.device)
 
 
 def numbers(x):
     """float64 NumPy of any array."""
     if hasattr(x, "detach"):
-        x = x.detach().float().numpy()
+        x = x.detach().float().cpu().numpy()
     return np.asarray(x).astype(np.float64)
 
 
@@ -182,9 +209,12 @@ class Pages:
         self.v = [numbers(lib.array(x, word)) for x in self.v]
 
 
-def libs():
-    return [pytest.param("numpy"), pytest.param("torch", marks=pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"))]
+def libs(device):
+    """Names of what the fixture `lib` goes through: on a GPU its tensors alone, the rest does not change there."""
+    if device.startswith("cuda"):
+        return [device]
+    return ["numpy", pytest.param("torch", marks=pytest.mark.skipif(not HAVE_TORCH, reason="torch is not installed"))]
 
 
 def make_lib(name):
-    return NumpyLib() if name == "numpy" else TorchLib()
+    return NumpyLib() if name == "numpy" else TorchLib("cpu" if name == "torch" else name)

@@ -14,7 +14,7 @@ WORDS = ["float32", "float16", "bfloat16"]
 
 
 def ids(x):
-    return np.asarray(x.numpy() if hasattr(x, "numpy") else x)
+    return np.asarray(x.cpu() if hasattr(x, "cpu") else x)
 
 
 def make_probs(rng, rows, vocab, zeros=0.2):
@@ -174,7 +174,7 @@ def test_filter_refusals(lib):
     with pytest.raises(ValueError, match="3"):
         fi.top_p_renorm_probs(p, lib.array([0.5, 0.5, 0.5]))
     with pytest.raises(TypeError, match="k must be"):
-        foveal.top_k_mask(fi._core.context_for("cpu"), p, None, p)
+        foveal.top_k_mask(fi._core.context_for(lib.device), p, None, p)
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -275,7 +275,7 @@ def test_samples_move_the_generator(lib, rng):
 
     if lib.name == "torch":
         start = lambda: lib.torch.manual_seed(5)                                        # noqa: E731
-        own = [tuple(ids(fi.sampling_from_probs(p, generator=lib.torch.Generator().manual_seed(8)))) for _ in range(2)]
+        own = [tuple(ids(fi.sampling_from_probs(p, generator=lib.torch.Generator(lib.device).manual_seed(8)))) for _ in range(2)]
     else:
         start = lambda: np.random.seed(5)                                               # noqa: E731
         own = [tuple(ids(fi.sampling_from_probs(p, generator=np.random.default_rng(8)))) for _ in range(2)]

@@ -25,6 +25,8 @@ def test_block(block):
             top = name.strip().split(".")[0]
             if importlib.util.find_spec(top) is None:
                 pytest.skip(f"{top} is not installed")
+    if "generate_batch" in block:
+        pytest.importorskip("psutil", reason="psutil is not installed: transformers counts the CPU's memory with it")
     exec(compile(block, "block", "exec"), {})
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""foveal.flashinfer against float64 references, on NumPy arrays and torch CPU tensors."""
+"""foveal.flashinfer against float64 references, on NumPy arrays and torch tensors of the CPU, or of a GPU with --device cuda."""
 
 import subprocess
 import sys
@@ -10,19 +10,7 @@ import pytest
 
 import foveal
 import foveal.flashinfer as fi
-from reference import LN2, Pages, attend, close, lse_close, merged, numbers, rotate
-
-
-def rows_of(indptr, x):
-    return [x[a:b] for a, b in zip(indptr[:-1], indptr[1:])]
-
-
-def reference_batch(q, qo, k, v, **options):
-    """Per-request references one after another; options that are lists are per request."""
-    parts = []
-    for r, mine in enumerate(rows_of(qo, numbers(q))):
-        parts.append(attend(mine, k[r], v[r], **{n: x[r] if isinstance(x, list) else x for n, x in options.items()}))
-    return np.concatenate([o for o, _ in parts]), np.concatenate([s for _, s in parts])
+from reference import LN2, Pages, attend, attend_batch, close, lse_close, merged, numbers, rotate, rows_of
 
 
 # ------------------------------------------------------------------------------------------------------ single requests
@@ -124,7 +112,7 @@ def test_batch_decode(lib, rng, tensor_cores, page_size, layout, combined):
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(lib.workspace(), layout, use_tensor_cores=tensor_cores)
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 8, 2, 64, page_size, q_data_type=lib.dtype("float32"))
     o, lse = wrapper.run(lib.array(q), pages.cache, return_lse=True)
-    wanted = reference_batch(q, np.arange(6), pages.k, pages.v)
+    wanted = attend_batch(q, np.arange(6), pages.k, pages.v)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
     again, lse_again = wrapper.run_return_lse(lib.array(q), pages.cache)
@@ -140,7 +128,7 @@ def test_batch_decode_options(lib, rng, options):
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32", **options)
     o, lse = wrapper.run(lib.array(q), pages.cache, return_lse=True)
     mode = options.get("pos_encoding_mode")
-    wanted = reference_batch(q, np.arange(4), pages.k, pages.v, window_left=options.get("window_left", -1), cap=options.get("logits_soft_cap", 0),
+    wanted = attend_batch(q, np.arange(4), pages.k, pages.v, window_left=options.get("window_left", -1), cap=options.get("logits_soft_cap", 0),
                              scale=options.get("sm_scale"), rope=(1e5, 1.0) if mode == "ROPE_LLAMA" else None,
                              slopes=numbers(fi.utils.get_alibi_slopes(4)) if mode == "ALIBI" else None)
     close(o, wanted[0])
@@ -157,7 +145,7 @@ def test_batch_decode_one_after_another(lib, rng):
         o = wrapper.forward(lib.array(q), pages.cache)
         wrapper.end_forward()
         if lengths:
-            close(o, reference_batch(q, np.arange(len(lengths) + 1), pages.k, pages.v)[0])
+            close(o, attend_batch(q, np.arange(len(lengths) + 1), pages.k, pages.v)[0])
         else:
             assert tuple(o.shape) == (0, 4, 32)
 
@@ -170,7 +158,7 @@ def test_batch_decode_forward_options(lib, rng):
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, q_data_type="float32")
     for options in ({}, {"sm_scale": 0.5}, {"sm_scale": 0.5, "logits_soft_cap": 3.0}, {"sm_scale": 64 ** -0.5}):
         o, lse = wrapper.forward_return_lse(lib.array(q), pages.cache, **options)
-        wanted = reference_batch(q, np.arange(3), pages.k, pages.v, scale=options.get("sm_scale"), cap=options.get("logits_soft_cap", 0))
+        wanted = attend_batch(q, np.arange(3), pages.k, pages.v, scale=options.get("sm_scale"), cap=options.get("logits_soft_cap", 0))
         close(o, wanted[0])
         lse_close(lse, wanted[1])
 
@@ -181,7 +169,7 @@ def test_batch_decode_several_rows(lib, rng):
     q = rng.standard_normal((9, 4, 64)).astype(np.float32)
     wrapper = fi.BatchDecodeWithPagedKVCacheWrapper(lib.workspace(), use_tensor_cores=True)
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32", q_len_per_req=3)
-    close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, np.arange(4) * 3, pages.k, pages.v, causal=True)[0])
+    close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, np.arange(4) * 3, pages.k, pages.v, causal=True)[0])
     with pytest.raises(ValueError, match="q_len_per_req"):
         wrapper.run(lib.array(q[:8]), pages.cache)
 
@@ -195,7 +183,7 @@ def test_batch_decode_fp8(lib, rng, word):
     for scales in ({}, {"k_scale": 0.7, "v_scale": 1.5}, {"q_scale": 2.0, "k_scale": 0.25}):
         o, lse = wrapper.run(q, pages.cache, return_lse=True, **scales)
         k = [x * scales.get("k_scale", 1) * scales.get("q_scale", 1) for x in pages.k]
-        wanted = reference_batch(q, np.arange(3), k, [x * scales.get("v_scale", 1) for x in pages.v])
+        wanted = attend_batch(q, np.arange(3), k, [x * scales.get("v_scale", 1) for x in pages.v])
         close(o, wanted[0], "float16")
         close(lse, wanted[1], "float16")
 
@@ -207,7 +195,7 @@ def test_batch_decode_scales_without_fp8(lib, rng):
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32")
     for k_scale, v_scale in ((0.5, 3.0), (None, None), (1.0, 2.0)):
         o = wrapper.run(lib.array(q), pages.cache, k_scale=k_scale, v_scale=v_scale)
-        close(o, reference_batch(q, np.arange(3), [x * (k_scale or 1) for x in pages.k], [x * (v_scale or 1) for x in pages.v])[0])
+        close(o, attend_batch(q, np.arange(3), [x * (k_scale or 1) for x in pages.k], [x * (v_scale or 1) for x in pages.v])[0])
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -225,10 +213,10 @@ def test_batch_decode_graph_buffers(lib, rng, fast):
             buffers[1][:len(pages.ids)] = lib.ints(pages.ids)
             buffers[2][:] = lib.ints(pages.last)
             fi.fast_decode_plan(wrapper, lib.ints(pages.indptr), buffers[1], lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32",
-                                global_override_indptr_cpu=lib.ints(pages.indptr))
+                                global_override_indptr_cpu=lib.host_ints(pages.indptr))
         else:
             wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32")
-        close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, np.arange(4), pages.k, pages.v)[0])
+        close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, np.arange(4), pages.k, pages.v)[0])
         assert (numbers(buffers[0]) == pages.indptr).all() and (numbers(buffers[1])[:len(pages.ids)] == pages.ids).all()
         plans.add(id(wrapper._attention.plan))
     assert len(plans) == 1
@@ -248,9 +236,9 @@ def test_batch_decode_module_plan(lib, rng):
     for buffer, x in zip(buffers, (pages.indptr, pages.ids, pages.last)):
         buffer[:len(x)] = lib.ints(x)
     q = rng.standard_normal((2, 4, 64)).astype(np.float32)
-    info = wrapper._cached_module.plan(None, None, None, lib.ints(pages.indptr), 2, 4, 2, 8, True, -1, 0.0, 64, 64, None, None)
+    info = wrapper._cached_module.plan(None, None, None, lib.host_ints(pages.indptr), 2, 4, 2, 8, True, -1, 0.0, 64, 64, None, None)
     assert len(info) == 15
-    close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, np.arange(3), pages.k, pages.v)[0])
+    close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, np.arange(3), pages.k, pages.v)[0])
 
 
 # --------------------------------------------------------------------------------------------------------- paged prefill
@@ -266,7 +254,7 @@ def test_batch_prefill_paged(lib, rng, page_size, layout, causal):
     wrapper.plan(qo_indptr=lib.ints(qo), paged_kv_indptr=lib.ints(pages.indptr), paged_kv_indices=lib.ints(pages.ids), paged_kv_last_page_len=lib.ints(pages.last),
                  num_qo_heads=8, num_kv_heads=2, head_dim_qk=64, page_size=page_size, causal=causal, q_data_type="float32")
     o, lse = wrapper.run_return_lse(lib.array(q), pages.cache)
-    wanted = reference_batch(q, qo, pages.k, pages.v, causal=causal)
+    wanted = attend_batch(q, qo, pages.k, pages.v, causal=causal)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
     assert len(wrapper._plan_info) == 15
@@ -283,7 +271,7 @@ def test_batch_prefill_options(lib, rng, options):
     wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, causal=True, q_data_type="float32", **options)
     o, lse = wrapper.run(lib.array(q), pages.cache, return_lse=True)
     mode = options.get("pos_encoding_mode")
-    wanted = reference_batch(q, qo, pages.k, pages.v, causal=True, window_left=options.get("window_left", -1), cap=options.get("logits_soft_cap", 0),
+    wanted = attend_batch(q, qo, pages.k, pages.v, causal=True, window_left=options.get("window_left", -1), cap=options.get("logits_soft_cap", 0),
                              scale=options.get("sm_scale"), rope=(1e4, 1.0) if mode == "ROPE_LLAMA" else None,
                              slopes=numbers(fi.utils.get_alibi_slopes(4)) if mode == "ALIBI" else None)
     close(o, wanted[0])
@@ -305,7 +293,7 @@ def test_batch_prefill_custom_mask(lib, rng, packed):
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(lib.workspace())
     wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, causal=True, window_left=12, q_data_type="float32", **given)
     o, lse = wrapper.run(lib.array(q), pages.cache, return_lse=True)
-    wanted = reference_batch(q, qo, pages.k, pages.v, mask=masks, window_left=12)
+    wanted = attend_batch(q, qo, pages.k, pages.v, mask=masks, window_left=12)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
     for wrong, match in (({"custom_mask": lib.bools(flat[:-1])}, "custom_mask length"), ({"packed_custom_mask": lib.workspace()[:3]}, "packed_custom_mask length")):
@@ -332,28 +320,23 @@ def test_batch_prefill_multi_item(lib, rng):
     pages = Pages(rng, lengths, 2, 64, 4, lib=lib)
     q = rng.standard_normal((qo[-1], 4, 64)).astype(np.float32)
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(lib.workspace())
-    if lib.name == "torch":
-        import torch
-
-        ptrs = torch.tensor(prefix, dtype=torch.int32).to(torch.uint32), torch.from_numpy(token_pos), torch.tensor([4, 6]).to(torch.uint16)
-    else:
-        ptrs = np.array(prefix, np.uint32), token_pos, np.array([4, 6], np.uint16)
+    ptrs = [lib.same(x) for x in (np.array(prefix, np.uint32), token_pos, np.array([4, 6], np.uint16))]
     wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, causal=True, q_data_type="float32",
                  prefix_len_ptr=ptrs[0], token_pos_in_items_ptr=ptrs[1], token_pos_in_items_len=stride, max_item_len_ptr=ptrs[2])
-    close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, qo, pages.k, pages.v, mask=masks)[0])
+    close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, qo, pages.k, pages.v, mask=masks)[0])
 
 
 def test_batch_prefill_sinks(lib, rng):
     lengths, qo = [30, 6], np.array([0, 5, 11])
     pages = Pages(rng, lengths, 2, 64, 8, lib=lib)
     q, sinks = rng.standard_normal((11, 4, 64)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
-    wanted = reference_batch(q, qo, pages.k, pages.v, causal=True, window_left=10, sinks=sinks)
+    wanted = attend_batch(q, qo, pages.k, pages.v, causal=True, window_left=10, sinks=sinks)
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(lib.workspace())
     wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, causal=True, window_left=10, q_data_type="float32")
     o, lse = wrapper.run(lib.array(q), pages.cache, sinks=lib.array(sinks), return_lse=True)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
-    close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, qo, pages.k, pages.v, causal=True, window_left=10)[0])
+    close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, qo, pages.k, pages.v, causal=True, window_left=10)[0])
     sink = fi.BatchAttentionWithAttentionSinkWrapper(lib.workspace(), q_data_type="float32", kv_data_type="float32", head_dim_qk=64, head_dim_vo=64, window_left=10)
     sink.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, causal=True, window_left=10, q_data_type="float32",
               kv_data_type="float32")
@@ -370,7 +353,7 @@ def test_batch_prefill_graph_buffers(lib, rng):
         pages = Pages(rng, lengths, 2, 64, 8, lib=lib, spare=40 - sum(-(-n // 8) for n in lengths))
         q = rng.standard_normal((qo[-1], 4, 64)).astype(np.float32)
         wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, causal=True, q_data_type="float32")
-        close(wrapper.run(lib.array(q), pages.cache), reference_batch(q, qo, pages.k, pages.v, causal=True)[0])
+        close(wrapper.run(lib.array(q), pages.cache), attend_batch(q, qo, pages.k, pages.v, causal=True)[0])
         plans.add(id(wrapper._attention.plan))
     assert len(plans) == 1
     with pytest.raises(ValueError, match="cannot exceed the number of rows"):
@@ -403,20 +386,14 @@ def test_nvfp4(lib, rng):
     nibbles = np.stack((codes & 15, codes >> 4), -1).reshape(2, 7, 4, 2, 64)
     dense = np.where(nibbles & 8, -1, 1) * values[nibbles & 7] * np.repeat(numbers(scales), 16, -1)
     q = lib.array(rng.standard_normal((3, 4, 64)), "bfloat16")
-    if lib.name == "torch":
-        import torch
-
-        k, v = (torch.from_numpy(np.ascontiguousarray(x)) for x in codes)
-        k_sf, v_sf = scales[0], scales[1]
-    else:
-        (k, v), (k_sf, v_sf) = codes, scales
+    (k, v), (k_sf, v_sf) = [lib.same(x) for x in codes], scales
     indptr, ids, last = np.array([0, 2, 3, 6]), np.array([4, 1, 0, 2, 5, 3]), np.array([3, 4, 1])
     wrapper = fi.BatchPrefillWithPagedKVCacheWrapper(lib.workspace())
     wrapper.plan(lib.ints([0, 1, 2, 3]), lib.ints(indptr), lib.ints(ids), lib.ints(last), 4, 2, 64, 4, q_data_type="bfloat16", kv_data_type="uint8")
     o = wrapper.run(q, (k, v), kv_cache_sf=(k_sf, v_sf), k_scale=0.5, v_scale=2.0)
     lengths = [7, 4, 9]
     pick = [[dense[i, ids[indptr[r]:indptr[r + 1]]].reshape(-1, 2, 64)[:n] for r, n in enumerate(lengths)] for i in range(2)]
-    close(o, reference_batch(q, np.arange(4), [x * 0.5 for x in pick[0]], [x * 2 for x in pick[1]])[0], "bfloat16")
+    close(o, attend_batch(q, np.arange(4), [x * 0.5 for x in pick[0]], [x * 2 for x in pick[1]])[0], "bfloat16")
 
 
 # ----------------------------------------------------------------------------------------------------------------- ragged
@@ -432,7 +409,7 @@ def test_batch_prefill_ragged(lib, rng, layout, options):
     wrapper = fi.BatchPrefillWithRaggedKVCacheWrapper(lib.workspace(), layout)
     wrapper.plan(lib.ints(qo), lib.ints(kv), 4, 2, 64, q_data_type="float32", **options)
     o, lse = wrapper.run_return_lse(lib.array(q), lib.array(kk), lib.array(vv))
-    wanted = reference_batch(q, qo, rows_of(kv, k), rows_of(kv, v), causal=options.get("causal", False), window_left=options.get("window_left", -1),
+    wanted = attend_batch(q, qo, rows_of(kv, k), rows_of(kv, v), causal=options.get("causal", False), window_left=options.get("window_left", -1),
                              cap=options.get("logits_soft_cap", 0), rope=(1e4, 1.0) if "pos_encoding_mode" in options else None)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
@@ -445,10 +422,10 @@ def test_batch_prefill_ragged_dims_and_mask(lib, rng):
     masks = [rng.random((5, 20)) < 0.5, rng.random((9, 9)) < 0.5]
     wrapper = fi.BatchPrefillWithRaggedKVCacheWrapper(lib.workspace())
     wrapper.begin_forward(lib.ints(qo), lib.ints(kv), 4, 4, 192, 128, custom_mask=lib.bools(np.concatenate([m.reshape(-1) for m in masks])), q_data_type="float32")
-    close(wrapper.run(lib.array(q), lib.array(k), lib.array(v)), reference_batch(q, qo, rows_of(kv, k), rows_of(kv, v), mask=masks)[0])
+    close(wrapper.run(lib.array(q), lib.array(k), lib.array(v)), attend_batch(q, qo, rows_of(kv, k), rows_of(kv, v), mask=masks)[0])
     wrapper.plan(lib.ints(qo), lib.ints(kv), 4, 4, 192, 128, causal=True, q_data_type="float32")
     close(wrapper.forward(lib.array(q), lib.array(k), lib.array(v), causal=True, sm_scale=0.1),
-          reference_batch(q, qo, rows_of(kv, k), rows_of(kv, v), causal=True, scale=0.1)[0])
+          attend_batch(q, qo, rows_of(kv, k), rows_of(kv, v), causal=True, scale=0.1)[0])
 
 
 def test_packed_qkv_views(lib, rng):
@@ -502,7 +479,7 @@ def test_multi_level_cascade(lib, rng, causal, options):
         indptr.append(lib.ints(pages.indptr[first:first + n + 1] - a))
         ids.append(lib.ints(pages.ids[a:b]))
         last.append(lib.ints(pages.last[first:first + n]))
-        state.append(reference_batch(q, qo[level], pages.k[first:first + n], pages.v[first:first + n], causal=causal and level == 2,
+        state.append(attend_batch(q, qo[level], pages.k[first:first + n], pages.v[first:first + n], causal=causal and level == 2,
                                      cap=options.get("logits_soft_cap", 0), window_left=options.get("window_left", -1),
                                      slopes=numbers(fi.utils.get_alibi_slopes(4)) if "pos_encoding_mode" in options else None))
         first += n
@@ -520,13 +497,13 @@ def test_shared_prefix(lib, rng, layout):
     q = rng.standard_normal((3, 4, 64)).astype(np.float32)
     decode = fi.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(lib.workspace(), layout)
     decode.begin_forward(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, data_type="float32")
-    close(decode.forward(lib.array(q), lib.array(kk), lib.array(vv), pages.cache), reference_batch(q, np.arange(4), *both)[0])
+    close(decode.forward(lib.array(q), lib.array(kk), lib.array(vv), pages.cache), attend_batch(q, np.arange(4), *both)[0])
     decode.end_forward()
     qo = np.array([0, 3, 7, 8])
     q = rng.standard_normal((8, 4, 64)).astype(np.float32)
     prefill = fi.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(lib.workspace(), layout)
     prefill.begin_forward(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 4, q_data_type="float32")
-    close(prefill.forward(lib.array(q), lib.array(kk), lib.array(vv), pages.cache, causal=True), reference_batch(q, qo, *both, causal=True)[0])
+    close(prefill.forward(lib.array(q), lib.array(kk), lib.array(vv), pages.cache, causal=True), attend_batch(q, qo, *both, causal=True)[0])
 
 
 # ------------------------------------------------------------------------------------------- unified, latent, POD, sparse
@@ -537,11 +514,11 @@ def test_batch_attention(lib, rng, layout):
     lengths, qo = [90, 7, 33], np.array([0, 1, 5, 38])
     pages = Pages(rng, lengths, 12, 64, 16, layout=layout, lib=lib)
     q = rng.standard_normal((38, 12, 64)).astype(np.float32)
-    wrapper = fi.BatchAttention(layout, device="cpu")
+    wrapper = fi.BatchAttention(layout, device=lib.device)
     wrapper.plan(lib.ints(qo), lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(lengths), 12, 12, 64, 64, 16, causal=True, logits_soft_cap=5.0,
                  q_data_type=lib.dtype("float32"), kv_data_type=lib.dtype("float32"))
     o, lse = wrapper.run(lib.array(q), pages.cache, logits_soft_cap=5.0)
-    wanted = reference_batch(q, qo, pages.k, pages.v, causal=True, cap=5.0)
+    wanted = attend_batch(q, qo, pages.k, pages.v, causal=True, cap=5.0)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
 
@@ -565,7 +542,7 @@ def test_mla(lib, rng, page_size, kpe):
     _, natural = wrapper.run(*args, return_lse=True, return_lse_base_on_e=True)
     q = np.concatenate((q_nope, q_pe), 2) if kpe else q_nope
     k = [np.concatenate((x, p[:, None]), 2) if kpe else x for x, p in zip(ckv.k, parts)]
-    wanted = reference_batch(q, qo, k, ckv.k, causal=True, scale=0.07)
+    wanted = attend_batch(q, qo, k, ckv.k, causal=True, scale=0.07)
     close(o, wanted[0])
     lse_close(lse, wanted[1])
     lse_close(natural, wanted[1] * LN2)
@@ -586,7 +563,7 @@ def test_mla_fp8(lib, rng):
     dense = [numbers(kpe)[ckv.ids[ckv.indptr[r]:ckv.indptr[r + 1]]].reshape(-1, 1, 64)[:n] * 2 for r, n in enumerate(lengths)]
     q = np.concatenate((numbers(q_nope), numbers(q_pe)), 2)
     k = [np.concatenate((x * 0.5, p), 2) for x, p in zip(ckv.k, dense)]
-    close(o, reference_batch(q, np.arange(3), k, [x * 0.5 for x in ckv.k], scale=0.05)[0], "bfloat16")
+    close(o, attend_batch(q, np.arange(3), k, [x * 0.5 for x in ckv.k], scale=0.05)[0], "bfloat16")
     with pytest.raises(ValueError, match="Exactly one of ckv_scale or ckv_scale_arr"):
         wrapper.run(q_nope, q_pe, cache, kpe)
     with pytest.raises(ValueError, match="Invalid shape of ckv_scale_arr"):
@@ -606,7 +583,7 @@ def test_pod(lib, rng):
     wrapper.plan(lib.ints(pages.indptr), lib.ints(pages.ids), lib.ints(pages.last), 4, 2, 64, 8, q_data_type="float32")
     o_p, o_d = wrapper.run(lib.array(q_p), lib.array(k_p), lib.array(v_p), lib.array(q_d), pages.cache, causal_p=True)
     close(o_p, attend(q_p, k_p, v_p, causal=True)[0])
-    close(o_d, reference_batch(q_d, np.arange(3), pages.k, pages.v)[0])
+    close(o_d, attend_batch(q_d, np.arange(3), pages.k, pages.v)[0])
 
 
 def test_batch_pod(lib, rng):
@@ -617,7 +594,7 @@ def test_batch_pod(lib, rng):
     wrapper.plan(lib.ints(qo), lib.ints(a.indptr), lib.ints(a.ids), lib.ints(a.last), lib.ints(np.arange(4)), lib.ints(b.indptr), lib.ints(b.ids), lib.ints(b.last),
                  4, 2, 64, 8, q_data_type="float32")
     (o_p, s_p), (o_d, s_d) = wrapper.run(lib.array(q_p), a.cache, lib.array(q_d), b.cache, causal_p=True, return_lse=True)
-    for made, wanted in (((o_p, s_p), reference_batch(q_p, qo, a.k, a.v, causal=True)), ((o_d, s_d), reference_batch(q_d, np.arange(4), b.k, b.v))):
+    for made, wanted in (((o_p, s_p), attend_batch(q_p, qo, a.k, a.v, causal=True)), ((o_d, s_d), attend_batch(q_d, np.arange(4), b.k, b.v))):
         close(made[0], wanted[0])
         lse_close(made[1], wanted[1])
 

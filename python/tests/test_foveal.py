@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import foveal
+from foveal.flashinfer._core import context_for
 from reference import LN2, Pages, attend, close, merged, numbers, rotate
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
@@ -24,6 +25,12 @@ HEADS, KV_HEADS, DIM = 4, 2, 64
 @pytest.fixture(scope="module")
 def context():
     return foveal.Context("cpu")
+
+
+@pytest.fixture
+def place(lib):
+    """A context where the lib's arrays lie."""
+    return context_for(lib.device)
 
 
 @pytest.fixture
@@ -52,12 +59,12 @@ def decode_reference(q, pages, **options):
 
 
 @pytest.mark.parametrize("word,dtype", [("float32", "f32"), ("float16", "f16"), ("bfloat16", "bf16")])
-def test_decode(context, lib, rng, word, dtype):
+def test_decode(place, lib, rng, word, dtype):
     lengths = [33, 0, 1, 200]
     pages = Pages(rng, lengths, KV_HEADS, DIM, 16, lib=lib, word=word)
     q = lib.array(rng.standard_normal((4, HEADS, DIM)), word)
     o, lse = lib.array(np.full((4, HEADS, DIM), np.nan), word), lib.array(np.full((4, HEADS), np.nan))
-    decode_plan(context, problem(dtype=dtype), lengths, pages).run(q, pages.cache[:, 0], pages.cache[:, 1], o, lse)
+    decode_plan(place, problem(dtype=dtype), lengths, pages).run(q, pages.cache[:, 0], pages.cache[:, 1], o, lse)
     wanted = decode_reference(q, pages)
     close(o, wanted[0], word)
     close(lse, wanted[1], word)
@@ -148,12 +155,12 @@ def test_run_arguments(context, rng):
 
 
 @pytest.mark.parametrize("kind", ["tensor", "head", "token_head"])
-def test_scales(context, lib, rng, kind):
+def test_scales(place, lib, rng, kind):
     k, v = (lib.array(rng.standard_normal((20, KV_HEADS, DIM)), "float8_e4m3fn") for _ in range(2))
     q = lib.array(rng.standard_normal((3, HEADS, DIM)), "float16")
     scale = {"tensor": 0.5, "head": np.array([0.5, 2.0]), "token_head": rng.random((20, KV_HEADS)) + 0.5}[kind]
     dense = numbers(k) * (scale if kind == "tensor" else scale[..., None])
-    plan = foveal.Plan(context, foveal.Problem("f16", "fp8_e4m3", num_q_heads=HEADS, num_kv_heads=KV_HEADS, dim_qk=DIM, k_scale=kind), max_requests=1, max_rows=8,
+    plan = foveal.Plan(place, foveal.Problem("f16", "fp8_e4m3", num_q_heads=HEADS, num_kv_heads=KV_HEADS, dim_qk=DIM, k_scale=kind), max_requests=1, max_rows=8,
                        max_kv_tokens=64)
     plan.update(foveal.Batch(rows=[0, 3], kv_indptr=[0, 20]))
     o = lib.array(np.zeros((3, HEADS, DIM)), "float16")
@@ -227,24 +234,24 @@ def test_problem_change(context, rng):
 # ---------------------------------------------------------------------------------------------------------- operations
 
 
-def test_append_by_batch_and_slots(context, lib, rng):
+def test_append_by_batch_and_slots(place, lib, rng):
     new_k, new_v = (rng.standard_normal((3, KV_HEADS, DIM)) for _ in range(2))
     by_batch, by_slots = [[lib.array(np.zeros((4, 4, KV_HEADS, DIM))) for _ in range(2)] for _ in range(2)]
     batch = foveal.Batch(rows=lib.ints([0, 2, 3]), lengths=lib.ints([5, 1]), page_size=4, num_pages=4, page_indptr=lib.ints([0, 2, 3]), page_ids=lib.ints([2, 0, 3]))
-    foveal.append(context, lib.array(new_k), lib.array(new_v), *by_batch, batch=batch)
-    foveal.append(context, lib.array(new_k), lib.array(new_v), *by_slots, slots=lib.ints([2 * 4 + 3, 0, 3 * 4]))
+    foveal.append(place, lib.array(new_k), lib.array(new_v), *by_batch, batch=batch)
+    foveal.append(place, lib.array(new_k), lib.array(new_v), *by_slots, slots=lib.ints([2 * 4 + 3, 0, 3 * 4]))
     for a, b, new in zip(by_batch, by_slots, (new_k, new_v)):
         assert (numbers(a) == numbers(b)).all()
         assert (numbers(a)[2, 3] == new[0].astype(np.float32)).all() and (numbers(a)[0, 0] == new[1].astype(np.float32)).all()
         assert (numbers(a) != 0).any(-1).sum() == 3 * KV_HEADS
 
 
-def test_append_rope_and_scales(context, lib, rng):
+def test_append_rope_and_scales(place, lib, rng):
     new_k, new_v, q = (rng.standard_normal((4, h, DIM)).astype(np.float32) for h in (KV_HEADS, KV_HEADS, HEADS))
     k, v = (lib.array(np.zeros((8, KV_HEADS, DIM)), "float8_e4m3fn") for _ in range(2))
     scales, q_out = lib.array(np.zeros((8, KV_HEADS))), lib.array(np.zeros_like(q))
     positions = [7, 9, 100, 3]
-    foveal.append(context, lib.array(new_k), lib.array(new_v), k, v, slots=[6, 1, 0, -1], row_positions=positions, k_scale_kind="token_head", k_scale=scales,
+    foveal.append(place, lib.array(new_k), lib.array(new_v), k, v, slots=[6, 1, 0, -1], row_positions=positions, k_scale_kind="token_head", k_scale=scales,
                   v_scale_kind="tensor", v_scale=0.5, rope={"rotary_dim": DIM, "base": 1e4}, q=lib.array(q), q_out=q_out)
     turned = rotate(new_k, positions)
     close(q_out, rotate(q, positions))
@@ -254,44 +261,44 @@ def test_append_rope_and_scales(context, lib, rng):
         assert np.abs(numbers(v)[slot] * 0.5 - new_v[row]).max() <= np.abs(new_v[row]).max() / 14
     assert (numbers(k)[[2, 3, 4, 5, 7]] == 0).all()
     with pytest.raises(ValueError, match="rope has a key"):
-        foveal.append(context, lib.array(new_k), None, lib.array(np.zeros((8, KV_HEADS, DIM))), None, slots=[0, 1, 2, 3], rope={"angle": 1})
+        foveal.append(place, lib.array(new_k), None, lib.array(np.zeros((8, KV_HEADS, DIM))), None, slots=[0, 1, 2, 3], rope={"angle": 1})
 
 
-def test_merge(context, lib, rng):
+def test_merge(place, lib, rng):
     states = [(rng.standard_normal((5, 3, 32)).astype(np.float32), rng.standard_normal((5, 3)).astype(np.float32)) for _ in range(3)]
     states[1][1][2] = -np.inf
     o, lse = lib.array(np.zeros((5, 3, 32))), lib.array(np.zeros((5, 3)))
-    foveal.merge(context, [lib.array(x) for x, _ in states], [lib.array(s) for _, s in states], o, lse, lse_base2=True)
+    foveal.merge(place, [lib.array(x) for x, _ in states], [lib.array(s) for _, s in states], o, lse, lse_base2=True)
     wanted = merged(states)
     close(o, wanted[0])
     close(lse, wanted[1])
     with pytest.raises(ValueError, match="lse_states"):
-        foveal.merge(context, [o], [lse, lse], o)
+        foveal.merge(place, [o], [lse, lse], o)
 
 
-def test_rope(context, lib, rng):
+def test_rope(place, lib, rng):
     x, positions = rng.standard_normal((4, 3, 64)).astype(np.float32), [0, 5, 1000, 17]
     y = lib.array(np.zeros_like(x))
-    foveal.rope(context, lib.array(x), positions, y, rotary_dim=32, interleaved=True, base=1e5)
+    foveal.rope(place, lib.array(x), positions, y, rotary_dim=32, interleaved=True, base=1e5)
     close(y, rotate(x, positions, 1e5, 1.0, True, 32))
     frequencies = foveal.rope_frequencies(32, base=1e5)
     np.testing.assert_allclose(frequencies, 1e5 ** (-2 * np.arange(16) / 32), rtol=1e-6)
     z = lib.array(np.zeros_like(x))
-    foveal.rope(context, lib.array(x), lib.ints(positions), z, rotary_dim=32, interleaved=True, frequencies=np.array(frequencies, np.float32))
+    foveal.rope(place, lib.array(x), lib.ints(positions), z, rotary_dim=32, interleaved=True, frequencies=np.array(frequencies, np.float32))
     assert (numbers(y) == numbers(z)).all()
     assert foveal.rope_frequencies(4, factor=8, low_freq_factor=1, high_freq_factor=4, original_context=8192)[0] == 1.0
 
 
-def test_copy_pages(context, lib, rng):
+def test_copy_pages(place, lib, rng):
     k, v = (rng.standard_normal((6, 4, 2, 8)).astype(np.float32) for _ in range(2))
     kk, vv = lib.array(k), lib.array(v)
-    foveal.copy_pages(context, kk, vv, [(0, 3), None, (5, 1)])
+    foveal.copy_pages(place, kk, vv, [(0, 3), None, (5, 1)])
     for made, old in ((kk, k), (vv, v)):
         wanted = old.copy()
         wanted[3], wanted[1] = old[0], old[5]
         assert (numbers(made) == wanted).all()
     with pytest.raises(foveal.InvalidError, match="pages"):
-        foveal.copy_pages(context, kk, None, [(0, 6)])
+        foveal.copy_pages(place, kk, None, [(0, 6)])
 
 
 def test_cache(context, numpy_lib, rng):
