@@ -2,8 +2,8 @@
 /* bench_peers.c -- the engine on a CPU beside attention of other projects (peer.h): the same
  * numbers in K and V, the same threads, taking turns in one process.
  *
- * The engine reads shuffled pages of 16 keys in a decode; the peers have each head's keys in one
- * piece. Two rows a case and way: milliseconds, and the error against the definition in double.
+ * The engine reads shuffled pages of 16 keys in a decode; the peers need no page table. Two rows a
+ * case and way: milliseconds, and the error against the definition in double.
  */
 #include "bench.h"
 #include "definition.h"
@@ -262,7 +262,7 @@ static bool compare_with(bench *b, const peer_case *one, const peer *p)
     workload w = { 0 };
     bool good = true;
     /* The engine's, a dense copy in bf16 and the peer's own, which may have its heads repeated. */
-    if (bench_fits(b, one->name, workload_bytes(&desc) * (prefill || quantised ? 6 : 3))) {
+    if (bench_fits(b, one->name, workload_bytes(&desc) * (prefill || quantised ? 6 : 4))) {
         good = workload_open(b->ctx, NULL, &desc, &w);
         peer_problem problem = good ? problem_of(&w) : (peer_problem){ 0 };
         comparison x = { .goal = prefill ? "18b" : "18a", .name = one->name, .w = &w, .p = p,

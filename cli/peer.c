@@ -81,7 +81,8 @@ static void *load_of_python(peer *p)
 {
     char site[1024];
     void *library = NULL;
-    const char *ask = "python3 -c 'import sys\nfor x in sys.path[1:]: print(x + \"/\")' 2>/dev/null";
+    const char *ask = "python3 -c 'import sys\nfor x in sys.path[1:]: print(x + \"/\")' "
+                      "2>/dev/null";
     FILE *python = popen(ask, "r");
     while (python && !library && fgets(site, sizeof site, python)) {
         site[strcspn(site, "\n")] = 0;

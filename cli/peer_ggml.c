@@ -6,7 +6,8 @@
  * registry of backends (ggml_backend_load_all_from_path) hides that. All that crosses is opaque but
  * ggml_init_params, which has not changed since it was introduced; numbers of types are checked by
  * their names. Queries are f32 and a prompt's mask is a tensor of 0 and -inf, as llama.cpp does it;
- * a decode has no mask.
+ * a decode has no mask. The first way lays keys as llama.cpp's cache does, heads within keys; the
+ * second each head's keys in one piece.
  */
 #include "peer.h"
 #include "cli.h"
@@ -33,6 +34,7 @@ typedef struct ggml {
     context *(*init)(init_params params);
     void (*free)(context *c);
     tensor *(*new_tensor)(context *c, int type, int64_t n0, int64_t n1, int64_t n2, int64_t n3);
+    tensor *(*permute)(context *c, tensor *t, int a0, int a1, int a2, int a3);
     tensor *(*attend)(context *c, tensor *q, tensor *k, tensor *v, tensor *mask, float scale,
                       float max_bias, float softcap);
     graph *(*new_graph)(context *c);
@@ -58,9 +60,9 @@ typedef struct ggml {
 } ggml;
 
 static const char *const names[] = {
-    "ggml_init", "ggml_free", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_new_graph",
-    "ggml_build_forward_expand", "ggml_tensor_overhead", "ggml_graph_overhead", "ggml_type_name",
-    "ggml_row_size", "ggml_get_data", "ggml_quantize_chunk", "ggml_log_set",
+    "ggml_init", "ggml_free", "ggml_new_tensor_4d", "ggml_permute", "ggml_flash_attn_ext",
+    "ggml_new_graph", "ggml_build_forward_expand", "ggml_tensor_overhead", "ggml_graph_overhead",
+    "ggml_type_name", "ggml_row_size", "ggml_get_data", "ggml_quantize_chunk", "ggml_log_set",
     "ggml_backend_load_all_from_path", "ggml_backend_init_by_type", "ggml_backend_free",
     "ggml_backend_get_device", "ggml_backend_dev_backend_reg", "ggml_backend_reg_get_proc_address",
     "ggml_backend_alloc_ctx_tensors", "ggml_backend_buffer_free", "ggml_backend_graph_compute",
@@ -131,21 +133,35 @@ typedef struct prepared {
     tensor *o;
 } prepared;
 
-/* n rows of dim elements, bf16, as the tensor's type. */
-static void store(const ggml *g, tensor *t, int type, const uint16_t *from, int64_t n, int64_t dim)
+/* K or V, as the tensor's type; `spread`: its heads lie within keys. */
+static void store(const ggml *g, tensor *t, int type, const peer_problem *p, const uint16_t *from,
+                  bool spread)
 {
-    enum { BLOCK = 1024 };
     const element_type *bf16 = element_find("bf16");
-    float *block = need((size_t)(BLOCK * dim), sizeof *block);
-    char *to = g->data(t);
-    for (int64_t done = 0; done < n; done += BLOCK) {
-        const int64_t rows = min_i64(BLOCK, n - done);
-        for (int64_t i = 0; i < rows * dim; i++)
-            block[i] = (float)bf16->load(from + done * dim + i);
-        g->quantize(type, block, to, 0, rows, dim, NULL);
-        to += (size_t)rows * g->row_size(type, dim);
+    const int64_t pieces = p->requests * p->kv_heads, dim = p->dim;
+    const size_t row = g->row_size(type, dim);
+    float *block = need((size_t)(p->keys * dim), sizeof *block);
+    for (int64_t i = 0; i < pieces; i++, from += p->keys * dim) {
+        const int64_t first = i / p->kv_heads * p->kv_heads * p->keys;  /* of its request */
+        const int64_t at = spread ? first + i % p->kv_heads : i * p->keys;
+        char *to = (char *)g->data(t) + (size_t)at * row;
+        for (int64_t j = 0; j < p->keys * dim; j++)
+            block[j] = (float)bf16->load(from + j);
+        for (int64_t key = 0; key < p->keys; key++)
+            g->quantize(type, block + key * dim,
+                        to + (size_t)(key * (spread ? p->kv_heads : 1)) * row, 0, 1, dim, NULL);
     }
     free(block);
+}
+
+/* K or V without its numbers. *as_seen: [requests][heads][keys][dim] in ggml's axes. */
+static tensor *make_cache(const ggml *g, context *c, int type, const peer_problem *p, bool spread,
+                          tensor **as_seen)
+{
+    tensor *t = spread ? g->new_tensor(c, type, p->dim, p->kv_heads, p->keys, p->requests)
+                       : g->new_tensor(c, type, p->dim, p->keys, p->kv_heads, p->requests);
+    *as_seen = spread ? g->permute(c, t, 0, 2, 1, 3) : t;
+    return t;
 }
 
 static void store_queries(const peer_problem *p, float *to)
@@ -173,19 +189,21 @@ static void close_ggml(void *state)
     free(s);
 }
 
-static void *prepare_ggml(const ggml *g, const peer_problem *p, int type)
+static void *prepare_ggml(const ggml *g, const peer_problem *p, int type, bool spread)
 {
     enum { TENSORS = 16 };
     prepared *s = need(1, sizeof *s);
-    const int64_t n = p->requests;
     *s = (prepared){ .g = g, .p = p };
     s->c = g->init((init_params){ .mem_size = TENSORS * g->tensor_overhead() + g->graph_overhead(),
                                   .no_alloc = true });
-    tensor *q = g->new_tensor(s->c, TYPE_F32, p->dim, p->rows, p->q_heads, n),
-           *k = g->new_tensor(s->c, type, p->dim, p->keys, p->kv_heads, n),
-           *v = g->new_tensor(s->c, type, p->dim, p->keys, p->kv_heads, n),
-           *mask = p->causal ? g->new_tensor(s->c, TYPE_F16, p->keys, p->rows, 1, 1) : NULL;
-    s->o = g->attend(s->c, q, k, v, mask, p->scale, 0, 0);
+    tensor *keys, *values, *k = make_cache(g, s->c, type, p, spread, &keys),
+                           *v = make_cache(g, s->c, type, p, spread, &values),
+                           *q = g->new_tensor(s->c, TYPE_F32, p->dim, p->rows, p->q_heads,
+                                               p->requests),
+                           *mask = p->causal
+                                       ? g->new_tensor(s->c, TYPE_F16, p->keys, p->rows, 1, 1)
+                                       : NULL;
+    s->o = g->attend(s->c, q, keys, values, mask, p->scale, 0, 0);
     s->graph = g->new_graph(s->c);
     g->expand(s->graph, s->o);
     if (!(s->b = g->allocate(s->c, g->cpu))) {
@@ -193,8 +211,8 @@ static void *prepare_ggml(const ggml *g, const peer_problem *p, int type)
         return NULL;
     }
     store_queries(p, g->data(q));
-    store(g, k, type, p->k, n * p->kv_heads * p->keys, p->dim);
-    store(g, v, type, p->v, n * p->kv_heads * p->keys, p->dim);
+    store(g, k, type, p, p->k, spread);
+    store(g, v, type, p, p->v, spread);
     if (mask)
         store_mask(p, g->data(mask));
     return s;
@@ -202,14 +220,12 @@ static void *prepare_ggml(const ggml *g, const peer_problem *p, int type)
 
 static void *prepare_f16(void *functions, const peer_problem *p, int way)
 {
-    (void)way;
-    return prepare_ggml(functions, p, TYPE_F16);
+    return prepare_ggml(functions, p, TYPE_F16, way == 0);
 }
 
 static void *prepare_q8(void *functions, const peer_problem *p, int way)
 {
-    (void)way;
-    return prepare_ggml(functions, p, TYPE_Q8_0);
+    return prepare_ggml(functions, p, TYPE_Q8_0, way == 0);
 }
 
 static bool run_ggml(void *state)
@@ -232,9 +248,9 @@ static void row_ggml(void *state, int64_t request, int64_t head, int64_t row, do
 #define GGML(title, type, prepare_type)                                                           \
     { .name = title, .kv_dtype = type, .file = "libggml.so",                                      \
       .needs = { "libggml-base.so", "libggml-cpu.so" },                                           \
-      .package = "llama_cpp/lib:libggml/lib64:libggml/lib", .ways = { "" }, .open = open_ggml,         \
-      .shut = shut_ggml, .prepare = prepare_type, .run = run_ggml, .row = row_ggml,               \
-      .close = close_ggml }
+      .package = "llama_cpp/lib:libggml/lib64:libggml/lib", .ways = { "", " by heads" },          \
+      .open = open_ggml, .shut = shut_ggml, .prepare = prepare_type, .run = run_ggml,             \
+      .row = row_ggml, .close = close_ggml }
 
 const peer_kind peer_ggml_f16 = GGML("ggml f16", "bf16", prepare_f16);
 const peer_kind peer_ggml_q8 = GGML("ggml q8_0", "int8", prepare_q8);
