@@ -4,9 +4,9 @@
  *   scores   V_FEW_ACCS accumulators (rows x keys), each over d; a transposing sum then makes a vector of V_LANES dot products of as many
  *   values   rows x vectors of d accumulators, each block of keys summed from zero in key order
  *
- * While keys are multiplied, the lines of their values are asked for, and while values are, the keys of the next head or block: not farther ahead, for
- * what waits long takes room from what comes. Element types other than f32, f16, bf16, rows that are no whole number
- * of vectors, and rows that hooks change are unpacked first.
+ * Heads of a token lie side by side, and a block is done head by head: memory would be read in pieces, strided. So a whole block is asked for into
+ * the second-level cache, in the order of memory, while the one before it is multiplied. Element types other than f32, f16, bf16, rows that are no whole
+ * number of vectors, and rows that hooks change are unpacked first.
  *
  * Part of attend_tmpl.c. */
 
@@ -148,16 +148,58 @@ VFN void few_step(int rows, int keys, int parts, int dtype, const float *q, int 
     }
 }
 
-/* Rows to read, at places [0, KEYS), and rows to ask for meanwhile. */
+/* What the next block's rows of K (V) are asked for by: token by token, all units of a token together, as they lie in memory. A run is as much of a
+ * token as lies in one place: the rows of all units, or one row. */
+typedef struct ahead {
+    const char *const *rows;            /* [KEYS] of the first unit */
+    int64_t shift[UNITS];               /* bytes from there to the token's runs */
+    int runs, bytes;                    /* of a token; of a run */
+    int row_bytes;
+    int token, run;                     /* the next; token KEYS: none */
+    const char *at, *end;               /* what is left of the one before */
+} ahead;
+
+/* Asks for `bytes` more. */
+VFN void ask_ahead(ahead *a, int64_t bytes)
+{
+    while (bytes > 0) {
+        if (a->at >= a->end) {
+            if (a->token >= KEYS) return;
+            a->at = a->rows[a->token] + a->shift[a->run];
+            a->end = a->at + a->bytes;
+            a->run = a->run + 1 < a->runs ? a->run + 1 : 0;
+            a->token += a->run == 0;
+        }
+        const int64_t n = bytes < a->end - a->at ? bytes : a->end - a->at;
+        for (int64_t i = 0; i < n; i += 64) __builtin_prefetch(a->at + i, 0, 2);
+        a->at += n;
+        bytes -= n;
+    }
+}
+
+/* The same over 2 * V_LANES of d, Q and K both bf16 as they lie. */
+VFN void few_dots(int rows, int keys, const char *q, int dim, const char *const *k, int d, v_f32 *acc)
+{
+    v_i32 x[FEW];
+    V_UNROLL
+    for (int i = 0; i < rows; i++) x[i] = v_loadi((const int32_t *)(q + 2 * ((int64_t)i * dim + d)));
+    V_UNROLL
+    for (int j = 0; j < keys; j++) {
+        const v_i32 y = v_loadi((const int32_t *)(k[j] + 2 * d));
+        V_UNROLL
+        for (int i = 0; i < rows; i++) acc[i * keys + j] = v_dot_bf16(x[i], y, acc[i * keys + j]);
+    }
+}
+
+/* Rows to read, and those to ask for meanwhile: as many. */
 typedef struct few_rows {
-    const char *const *now, *const *next;       /* next: NULL, or where they lie, less `shift` bytes */
-    int64_t shift;
-    int bytes;                          /* of a row of `next` */
-    int first, end;                     /* places that some row sees */
+    const char *const *now;             /* [KEYS] */
+    int first, end;                     /* keys that some row sees */
+    ahead *next;
 } few_rows;
 
-/* s[row][place] for places [0, end), rounded up to the keys of a step. */
-VFN void few_scores(int rows, int dtype, const float *q, int dim, const few_rows *k, float *s)
+/* s[row][key] for keys [0, end), rounded up to the keys of a step. */
+VFN void few_scores(int rows, int dtype, bool dots, const float *q, int dim, const few_rows *k, float *s)
 {
     const int step = ACCS / rows;
     for (int key = 0; key < k->end; key += step) {
@@ -166,14 +208,14 @@ VFN void few_scores(int rows, int dtype, const float *q, int dim, const few_rows
         int d = 0;
         V_UNROLL
         for (int i = 0; i < ACCS; i++) acc[i] = v_set(0.0f);
+        for (; dots && d < dim; d += 2 * V_LANES) few_dots(rows, step, (const char *)q, dim, k->now + key, d, acc);
         for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k->now + key, d, acc);
         for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k->now + key, d, acc);
         V_UNROLL
         for (int i = 0; i < ACCS; i += V_LANES) v_store(sums + i, sum_lanes(acc + i));
         V_UNROLL
         for (int r = 0; r < rows; r++) memcpy(s + r * KEYS + key, sums + r * step, (size_t)step * sizeof *s);
-        if (k->next)
-            for (int j = 0; j < step; j++) ask(k->next[key + j] + k->shift, k->bytes);
+        ask_ahead(k->next, step * k->next->row_bytes);
     }
 }
 
@@ -187,14 +229,13 @@ typedef struct few_sums {
     float *o;                           /* [row][dim] */
 } few_sums;
 
-enum { MAX_VECS = 8 };
+enum { MAX_VECS = 8, ASK_KEYS = 8 };   /* of a strip; keys from one asking to the next */
 
-/* `vecs` vectors of d from `d` on, in parts of `parts`. A strip asks for its share of the rows that are wanted next, each whole at once. */
+/* `vecs` vectors of d from `d` on, in parts of `parts`. A strip asks for its share of the rows that are wanted next. */
 VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, int d)
 {
     v_f32 acc[FEW * MAX_VECS];
-    const int share = x->v.next ? vecs * V_LANES : 0;
-    int due = d * KEYS % x->dim, ahead = d * KEYS / x->dim;
+    const int share = ASK_KEYS * x->v.next->row_bytes * vecs * V_LANES / x->dim;
     V_UNROLL
     for (int i = 0; i < rows * vecs; i++) acc[i] = v_set(0.0f);
     for (int key = x->v.first; key < x->v.end; key++) {
@@ -207,7 +248,7 @@ VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, 
             V_UNROLL
             for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(p, y[i], acc[r * vecs + i]);
         }
-        for (due += share; due >= x->dim && ahead < KEYS; due -= x->dim) ask(x->v.next[ahead++] + x->v.shift, x->v.bytes);
+        if (key % ASK_KEYS == 0) ask_ahead(x->v.next, share);
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -226,6 +267,7 @@ VFN void few_values(int rows, int dtype, const few_sums *x)
     const int vecs = ACCS / rows > MAX_VECS ? MAX_VECS : ACCS / rows, parts = splits(dtype) && vecs > 1 ? 2 : 1;
     int d = 0;
     for (; d + vecs * V_LANES <= x->dim; d += vecs * V_LANES) few_strip(rows, dtype, vecs, parts, x, d);
+    for (; vecs > 2 && d + 2 * V_LANES <= x->dim; d += 2 * V_LANES) few_strip(rows, dtype, 2, parts, x, d);
     for (; d < x->dim; d += V_LANES) few_strip(rows, dtype, 1, 1, x, d);
 }
 
@@ -236,13 +278,24 @@ typedef void values_fn(const few_sums *x);
 
 #define FEW_KERNELS(rows, type)                                                                                                        \
     static void scores_##rows##_##type(const float *q, int dim, const few_rows *k, float *s)                                           \
-    { few_scores(rows, FV__DTYPE_##type, q, dim, k, s); }                                                                              \
+    { few_scores(rows, FV__DTYPE_##type, false, q, dim, k, s); }                                                                              \
     static void values_##rows##_##type(const few_sums *x) { few_values(rows, FV__DTYPE_##type, x); }
 #define FEW_TYPES(rows) FEW_KERNELS(rows, f32) FEW_KERNELS(rows, f16) FEW_KERNELS(rows, bf16)
 FEW_TYPES(1)
 FEW_TYPES(2)
 FEW_TYPES(4)
 FEW_TYPES(8)
+
+#if V_DOTS
+#define FEW_DOTS(rows)                                                                                                                 \
+    static void scores_##rows##_dots(const float *q, int dim, const few_rows *k, float *s)                                             \
+    { few_scores(rows, FV__DTYPE_bf16, true, q, dim, k, s); }
+FEW_DOTS(1)
+FEW_DOTS(2)
+FEW_DOTS(4)
+FEW_DOTS(8)
+static scores_fn *const dots_table[4] = { scores_1_dots, scores_2_dots, scores_4_dots, scores_8_dots };
+#endif
 
 /* [1, 2, 4, 8 rows][f32, f16, bf16] */
 #define FEW_ROW(kind, rows) { kind##_##rows##_f32, kind##_##rows##_f16, kind##_##rows##_bf16 }
@@ -308,51 +361,28 @@ static void few_weights(work *w, int i, uint64_t seen, float *s)
     w->alpha[i] = 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- places
- * A block of which some row sees every key is read in STREAMS streams at once, from as many places of memory: place p holds key
- * p % STREAMS * (KEYS / STREAMS) + p / STREAMS. Memory answers several streams faster than one. Other blocks are read as they are. */
-
-VFN bool is_mixed(const block *b) { return b->seen == ~(uint64_t)0; }
-VFN int key_at(int place, bool mixed) { return mixed ? place % STREAMS * (KEYS / STREAMS) + place / STREAMS : place; }
-
-static uint64_t mix_bits(uint64_t bits, bool mixed)
-{
-    uint64_t out = 0;
-    if (!mixed || bits == ~(uint64_t)0) return bits;
-    for (int place = 0; place < KEYS; place++) out |= (bits >> key_at(place, true) & 1) << place;
-    return out;
-}
-
 /* Factors by token: of K on the scores, of V on the weights. */
 static void few_token_scales(const fv__scale *scale, const block *b, const int64_t *at, float *s)
 {
-    const bool mixed = is_mixed(b);
-    for (int place = 0; place < b->n; place++) {
-        const int key = key_at(place, mixed);
-        if (b->seen >> key & 1) s[place] *= scale->data[at[key]];
-    }
+    for (int key = 0; key < b->n; key++)
+        if (b->seen >> key & 1) s[key] *= scale->data[at[key]];
 }
 
-/* Hooks see the keys in their order. */
 static void few_hooks(work *w, block *b, int i, float *s)
 {
-    const bool mixed = is_mixed(b);
-    float line[KEYS];
-    for (int place = 0; place < KEYS; place++) line[key_at(place, mixed)] = s[place] * w->score_scale;
-    hook_scores(w, b, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
-    for (int place = 0; place < KEYS; place++) s[place] = line[key_at(place, mixed)];
+    for (int key = 0; key < KEYS; key += V_LANES) v_store(s + key, v_load(s + key) * w->score_scale);
+    hook_scores(w, b, &w->rows[i / w->unit_heads], i % w->unit_heads, s);
 }
 
 /* Scores to weights, for all rows of the unit. */
 static void few_weigh(work *w, block *b)
 {
     uint64_t seen[FEW + V_LANES];
-    const bool mixed = is_mixed(b);
     for (int i = 0; i < w->packed; i++) {
         float *s = w->s + i * KEYS;
         if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) few_token_scales(&w->run->k_scale, b, b->k_scale_at, s);
         if (w->has_score || w->has_weight) few_hooks(w, b, i, s);
-        seen[i] = mix_bits(b->whole ? b->seen : b->mask[i], mixed);
+        seen[i] = b->whole ? b->seen : b->mask[i];
         if (w->has_weight) few_weights(w, i, seen[i], s);
     }
     for (int i = 0; i < w->packed && !w->has_weight; i += V_LANES) few_softmax(w, i, fv__min32(V_LANES, w->packed - i), seen);
@@ -362,90 +392,112 @@ static void few_weigh(work *w, block *b)
 
 /* ------------------------------------------------------------------------------------------------------------ a block */
 
-/* Where the rows of a block lie, by place, for the first unit: in the cache, or zeros for what nobody sees. */
+/* Where the rows of a block lie for the first unit: in the cache, or zeros for what nobody sees. */
 static void point_rows(const work *w, block *b)
 {
     const fv__run *r = w->run;
     const int k_bits = bits_as(w->p->k), v_bits = bits_as(w->p->v);
-    if (is_mixed(b)) {
-        for (int place = 0; place < KEYS; place++) {
-            const int key = key_at(place, true);
-            b->k_row[place] = r->k.data + b->k_at[key] * k_bits / 8;
-            b->v_row[place] = r->v.data + b->v_at[key] * v_bits / 8;
-        }
-        return;
-    }
     for (int i = 0; i < KEYS; i++) {
-        const bool seen = i < b->n && b->seen >> i & 1;
+        const bool seen = b->seen >> i & 1;
         b->k_row[i] = seen ? r->k.data + b->k_at[i] * k_bits / 8 : (const char *)w->zeros;
         b->v_row[i] = seen ? r->v.data + b->v_at[i] * v_bits / 8 : (const char *)w->zeros;
     }
 }
 
-/* The same rows of another head, `shift` bytes away. */
-static void move_rows(const work *w, bool mixed, const char *const *from, int64_t by, const char **to)
+/* The same rows of another head, `by` bytes away. */
+static void move_rows(const work *w, const block *b, const char *const *from, int64_t by, const char **to)
 {
-    if (mixed)
+    if (b->seen == ~(uint64_t)0)
         for (int i = 0; i < KEYS; i++) to[i] = from[i] + by;
     else
         for (int i = 0; i < KEYS; i++) to[i] = from[i] == (const char *)w->zeros ? from[i] : from[i] + by;
 }
 
-static void point_unpacked(const char **rows, const float *base, int step, bool mixed)
+static void point_unpacked(const char **rows, const float *base, int step)
 {
-    for (int place = 0; place < KEYS; place++) rows[place] = (const char *)(base + (int64_t)key_at(place, mixed) * step);
+    for (int i = 0; i < KEYS; i++) rows[i] = (const char *)(base + (int64_t)i * step);
 }
 
-/* Where the keys lie that are wanted after this unit's values: those of the next unit, or of the first one in the next block (NULL: none). */
-static void next_keys(const work *w, const block *b, const block *next, int at, int units, few_rows *v)
+/* Bytes from the first unit's rows of K (V) to those of unit `at`. */
+static int64_t unit_shift(const work *w, const fv__view *v, int dtype, int at)
 {
-    const int axis = w->plan->page_size ? 2 : 1, bits = bits_as(w->p->k);
-    const bool more = at + 1 < units;
-    v->next = more ? b->k_row : next ? next->k_row : NULL;
-    v->shift = more ? (w->units[at + 1].kv_head - w->units[0].kv_head) * w->run->k.stride[axis] * bits / 8 : 0;
-    v->bytes = w->run->k.width * bits / 8;
+    const int axis = w->plan->page_size ? 2 : 1;
+    return (w->units[at].kv_head - w->units[0].kv_head) * v->stride[axis] * bits_as(dtype) / 8;
 }
 
-/* Unit `at` of `units`; next: the block that follows, found already, or NULL. */
-static void attend_few(work *w, block *b, const block *next, int at, int units)
+/* The rows of K (V) in a block that follows; NULL: there is none. */
+static void plan_ahead(const work *w, const block *b, int units, bool keys, ahead *out)
+{
+    const fv__view *v = keys ? &w->run->k : &w->run->v;
+    const int dtype = keys ? w->p->k : w->p->v;
+    const int bytes = (int)((int64_t)v->width * bits_as(dtype) / 8);
+    const bool none = !b || (!keys && w->p->v_in_k);
+    *out = (ahead){ .row_bytes = bytes, .bytes = bytes, .runs = units, .token = KEYS };
+    if (none) return;
+    out->rows = keys ? b->k_row : b->v_row;
+    out->token = 0;
+    for (int i = 0; i < units; i++) out->shift[i] = unit_shift(w, v, dtype, i);
+    if (out->shift[units - 1] == (int64_t)(units - 1) * bytes) {
+        out->runs = 1;
+        out->bytes = units * bytes;
+    }
+}
+
+static scores_fn *choose_scores(const work *w)
+{
+    const int rows = rows_index(w->packed);
+#if V_DOTS
+    if (w->k_dots) return dots_table[rows];
+#endif
+    return scores_table[rows][w->k_direct ? type_index(w->p->k) : 0];
+}
+
+static values_fn *choose_values(const work *w)
+{
+    return values_table[rows_index(w->packed)][w->v_direct ? type_index(w->p->v) : 0];
+}
+
+/* Unit `at` of those that are done together. */
+static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
 {
     const fv__run *r = w->run;
-    const bool mixed = is_mixed(b);
-    const int rows = rows_index(w->packed), axis = w->plan->page_size ? 2 : 1, heads = w->units[at].kv_head - w->units[0].kv_head;
-    const int first = mixed ? 0 : lowest(b->seen), end = mixed ? KEYS : above_highest(b->seen);
-    const int64_t k_shift = heads * r->k.stride[axis] * bits_as(w->p->k) / 8, v_shift = heads * r->v.stride[axis] * bits_as(w->p->v) / 8;
+    const int first = lowest(b->seen), end = above_highest(b->seen);
     const char *k_now[KEYS], *v_now[KEYS];
-    few_rows k = { k_now, w->p->v_in_k ? NULL : b->v_row, v_shift, r->v.width * bits_as(w->p->v) / 8, first, end };
-    few_rows v = { .now = v_now, .first = first, .end = end };
+    const few_rows k = { k_now, first, end, next_k }, v = { v_now, first, end, next_v };
 
-    if (w->k_direct) move_rows(w, mixed, b->k_row, k_shift, k_now);
+    if (w->k_direct) move_rows(w, b, b->k_row, unit_shift(w, &r->k, w->p->k, at), k_now);
     else {
         fetch_keys(w, b, 0, KEYS);
-        point_unpacked(k_now, w->k, w->dk_pad, mixed);
+        point_unpacked(k_now, w->k, w->dk_pad);
     }
-    scores_table[rows][w->k_direct ? type_index(w->p->k) : 0](w->q, w->dk_pad, &k, w->s);
+    choose_scores(w)(w->q, w->dk_pad, &k, w->s);
     few_weigh(w, b);
 
     const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
-    if (w->v_direct) move_rows(w, mixed, b->v_row, v_shift, v_now);
+    if (w->v_direct) move_rows(w, b, b->v_row, unit_shift(w, &r->v, w->p->v, at), v_now);
     else {
-        if (!from_k) fetch_values(w, b, lowest(b->seen), above_highest(b->seen));
-        point_unpacked(v_now, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad, mixed);
+        if (!from_k) fetch_values(w, b, first, end);
+        point_unpacked(v_now, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad);
     }
-    next_keys(w, b, next, at, units, &v);
     const few_sums x = { w->s, v, w->dv_pad, w->alpha, w->o };
-    values_table[rows][w->v_direct ? type_index(w->p->v) : 0](&x);
+    choose_values(w)(&x);
 }
 
-/* Q, rows as they are; the rows up to the kernel's are zero. */
+/* Row i of Q as the scores read it: floats, in the order of load_parts; or bf16. Rows of the kernel's that are none are zero. */
+static void load_few_row(work *w, int i)
+{
+    float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots ? w->line : out;
+    if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
+    else memset(line, 0, (size_t)w->dk_pad * sizeof *line);
+    if (w->k_dots) pack(FV__DTYPE_bf16, w->q, (int64_t)i * w->dk_pad, w->dk, line);
+    else if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
+}
+
 static void load_few(work *w)
 {
     const int kernel_rows = 1 << rows_index(w->packed);
     for (int i = 0; i < kernel_rows; i++) {
-        float *out = w->q + (int64_t)i * w->dk_pad;
-        if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, out);
-        else memset(out, 0, (size_t)w->dk_pad * sizeof *out);
-        if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
+        load_few_row(w, i);
         w->alpha[i] = 1;
     }
     memset(w->s, 0, FEW * KEYS * sizeof *w->s);

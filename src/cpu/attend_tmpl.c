@@ -175,11 +175,14 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
     if (b) point_rows(w, b);
     while (b) {
         block *next = next_block(w, other_block(w, b), &x);
+        ahead k, v;
         if (next) point_rows(w, next);
+        plan_ahead(w, next, units, true, &k);
+        plan_ahead(w, next, units, false, &v);
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
             if (u) shift_block(w, b, w->units[u].kv_head - w->units[u - 1].kv_head);
-            attend_few(w, b, next, u, units);
+            attend_few(w, b, u, &k, &v);
         }
         enter_unit(w, 0);
         b = next;

@@ -19,6 +19,11 @@
 #ifndef V_TILES
 #define V_TILES 0                       /* 1: the level has matrix tiles */
 #endif
+#ifdef V_DOT_BF16
+#define V_DOTS  1                       /* v_dot_bf16 is an instruction */
+#else
+#define V_DOTS  0
+#endif
 
 enum {
     KEYS = FV__KEY_BLOCK,               /* keys of a block */
@@ -160,7 +165,7 @@ typedef struct block {
     int64_t k_at[KEYS], k_tail_at[KEYS], v_at[KEYS];            /* first element of each seen key */
     int64_t k_scale_at[KEYS], v_scale_at[KEYS];                 /* of the token_head scale */
     int64_t k_group_at[KEYS], v_group_at[KEYS];                 /* fp4: of the first group's scale */
-    const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where the keys lie, by place; zeros where none is seen */
+    const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where the keys lie; zeros where none is seen */
     uint64_t *mask;                     /* [packed rows] bit i: sees key i */
 } block;
 
@@ -180,9 +185,10 @@ typedef struct work {
     int dk, dv, dk_pad, dv_pad;         /* padded to V_LANES */
     int unit_heads;
     const fv__cpu_hooks *hooks[FV__MAX_VARIANTS];
-    bool has_score, has_weight, has_key, has_value, has_output, has_sink;
+    bool has_query, has_score, has_weight, has_key, has_value, has_output, has_sink;
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
+    bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     bool tiles;                         /* many rows go through matrix tiles: o of a chunk lies as [dv_pad][rows of the chunk] meanwhile */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
@@ -263,6 +269,7 @@ static void find_hooks(work *w)
 {
     for (int i = 0; i < w->p->num_uses; i++) {
         const fv__cpu_hooks *h = w->hooks[i] = fv__variant_hooks(w->p->uses[i].variant, V_TEXT(FV_ISA_NAME));
+        w->has_query |= h->query != NULL;
         w->has_score |= h->score != NULL;
         w->has_weight |= h->weight != NULL;
         w->has_key |= h->key != NULL;
@@ -286,6 +293,7 @@ static void begin(work *w, const fv__run *run)
     w->unit_heads = run->plan->unit_heads;
     find_hooks(w);
     w->k_direct = has_bits(p->k, 1) && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
+    w->k_dots = V_DOTS && w->k_direct && p->k == FV__DTYPE_bf16 && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
     w->v_direct = has_bits(p->v, 1) && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
     w->v_from_k = p->v_in_k && !w->has_key && !w->has_value;
     memset(w->zeros, 0, (FV__MAX_DIM + SLACK) * sizeof(float));

@@ -246,6 +246,19 @@ VFN v_f32 v_sqrt(v_f32 a) { return V_SQRT(a); }
 VFN v_f32 v_sqrt(v_f32 a) { return __builtin_sqrtf(a); }
 #endif
 
+/* 2 * V_LANES elements of bf16 as they lie, in pairs, one pair a lane: c + a's first times b's first + a's second times b's second, each sum rounded.
+ * V_DOT_BF16: one instruction, which takes subnormal elements for zero. */
+VFN v_f32 v_dot_bf16(v_i32 a, v_i32 b, v_f32 c)
+{
+#ifdef V_DOT_BF16
+    return V_DOT_BF16(a, b, c);
+#else
+    const v_u32 x = (v_u32)a, y = (v_u32)b;
+    c = v_fma(v_of_bits(x & 0xFFFF0000u), v_of_bits(y & 0xFFFF0000u), c);
+    return v_fma(v_of_bits(x << 16), v_of_bits(y << 16), c);
+#endif
+}
+
 /* ----------------------------------------------------------------------------------------------- transcendentals
  * Polynomials are minimax over the reduced range (Remez, double precision), the rest is exact arithmetic on exponents. */
 

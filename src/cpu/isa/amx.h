@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* amx.h -- AVX-512 beside matrix tiles that multiply pairs of bf16 (AMX-BF16: Sapphire Rapids and later).
  * arch: x86_64|AMD64
- * cflags: -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mtune=skylake-avx512 -mprefer-vector-width=512
+ * cflags: -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c -mtune=skylake-avx512 -mprefer-vector-width=512
  *
  * Everything but the products of many rows (attend_tiles.h) is AVX-512's. With V_EMULATE_TILES (CMake: FV_EMULATE_TILES) vectors of 16 and tiles are
  * plain C, so that the level's logic is tested on machines that lack it. */
@@ -24,10 +24,11 @@ static inline __attribute__((always_inline, unused)) v_emulated v_emulated_sqrt(
     return x;
 }
 #else
-#include "avx512.h"
+#include "avx512bf16.h"
 #undef V_ISA_RANK
 #undef V_ISA_NEEDS
 #define V_ISA_RANK      80
-#define V_ISA_NEEDS     (FV__CPU_HAS_AVX2 | FV__CPU_HAS_FMA | FV__CPU_HAS_F16C | FV__CPU_HAS_AVX512 | FV__CPU_HAS_AMX_BF16)
+#define V_ISA_NEEDS     (FV__CPU_HAS_AVX2 | FV__CPU_HAS_FMA | FV__CPU_HAS_F16C | FV__CPU_HAS_AVX512 | FV__CPU_HAS_AVX512BF16 | \
+                         FV__CPU_HAS_AMX_BF16)
 #endif
 #endif
