@@ -62,6 +62,9 @@ def dtype_name(dtype):
 
 def dtype_of(x):
     """The library's name of an array's element type."""
+    name = _torch_types.get(x.dtype)
+    if name is not None:
+        return name
     if isinstance(x, Tensor):
         return x.dtype
     if torch_of(x) is not None:
@@ -77,8 +80,9 @@ def device_of(x):
     return "cpu"
 
 
-def same_device(device, x):
-    return device_of(x) == device
+def together(x, y):
+    """Do both lie on one device?"""
+    return x.device == y.device if torch_of(x) is not None and torch_of(y) is not None else device_of(x) == device_of(y)
 
 
 def _numpy_dtype(name):
@@ -96,7 +100,7 @@ def empty(shape, name, like):
     """An array for outputs: of the library and on the device of `like`."""
     torch = torch_of(like)
     if torch is not None:
-        return torch.empty(shape, dtype=getattr(torch, _TORCH_NAMES[name]), device=like.device)
+        return like.new_empty(shape, dtype=getattr(torch, _TORCH_NAMES[name]))
     if isinstance(like, Tensor) and name in ("bf16", "fp8_e4m3", "fp8_e5m2"):
         return Tensor(np.empty(shape, np.uint16 if name == "bf16" else np.uint8), name)
     dtype, wrapped = _numpy_dtype(name)
@@ -126,6 +130,11 @@ def index(x, where):
     return Tensor(x.array[where], x.dtype) if isinstance(x, Tensor) else x[where]
 
 
+def halves(x):
+    """The views x[:, 0] and x[:, 1] of an array with two of them."""
+    return x.unbind(1) if torch_of(x) is not None else (index(x, (slice(None), 0)), index(x, (slice(None), 1)))
+
+
 def reshape(x, shape):
     if isinstance(x, Tensor):
         return Tensor(x.array.reshape(shape), x.dtype)
@@ -149,10 +158,9 @@ def to_numpy(x):
         return x
     torch = torch_of(x)
     if torch is not None:
-        x = x.detach()
-        if x.device.type != "cpu":
-            x = x.cpu()
-        return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+        x = x if x.is_cpu else x.cpu()
+        x = x.float() if x.dtype == torch.bfloat16 else x
+        return (x.detach() if x.requires_grad else x).numpy()
     return np.asarray(x)
 
 

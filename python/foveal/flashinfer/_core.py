@@ -140,6 +140,7 @@ class Attention:
         self.mode = None
         self.stream = None
         self.single = None          # what prefill._single has planned
+        self.plain = False          # a run without scales and sinks brings no arguments
 
     def update(self, spec, batch, need, mode=Mode(), stream=None):
         """Plans a step."""
@@ -167,6 +168,7 @@ class Attention:
             entry.plan.update(self.batch, problem=problem, stream=self.stream)
             entry.batch, entry.problem = self.batch, problem
         self.plan, self.handle = entry.plan, entry.handle
+        self.plain = self.extras == Extras() and self.spec.k not in _NARROW and not self.spec.alibi
 
     def _make(self, key, problem, old):
         mode = self.mode
@@ -218,9 +220,43 @@ def _product(a, b):
 _NARROW = ("fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1")
 
 
+def _plain(scale):
+    return scale is None or (type(scale) is float and scale == 1)
+
+
 def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=None, k_scale=None, v_scale=None, sinks=None, args=None,
         lse_offset=None, rows=None, **tails):
     """One layer. Returns out, or (out, lse). lse_offset: alibi_offset's, where q lies, or a number for all rows."""
+    spec = attention.spec
+    if not (attention.plain and sinks is None and _plain(k_scale) and _plain(v_scale) and _plain(q_scale)):
+        args = _arguments(attention, q, q_scale, k_scale, v_scale, sinks, args)
+    rows = q.shape[0] if rows is None else rows
+    shape = (rows, spec.num_q_heads, spec.dim_v)
+    if out is None:
+        out = arrays.empty(shape, spec.o, q)
+    else:
+        _check_output(out, shape, spec.o, q, "out")
+    if not return_lse:
+        lse = None
+    elif lse is None:
+        lse = arrays.empty(shape[:2], "f32", q)
+    else:
+        _check_output(lse, shape[:2], "f32", q, "lse")
+    if "foveal.torch" in sys.modules and _is_traced(q):
+        _run_traced(attention, q, k, v, out, lse, args or {}, **tails)
+    else:
+        attention.plan.run(q, k, v, out, lse, args=args, **tails)
+    if not return_lse:
+        return out
+    if spec.alibi and lse_offset is not None:
+        if not isinstance(lse_offset, float):
+            lse_offset = lse_offset[:rows, None]
+        lse += lse_offset * (args["slopes"] * log2e)[None, :]
+    return out, lse
+
+
+def _arguments(attention, q, q_scale, k_scale, v_scale, sinks, args):
+    """What a run brings by name. Plans the step again where that is more than before."""
     spec = attention.spec
     narrow = spec.k in _NARROW
     k_kind, k_value = _scale_kind(arrays.number_or_vector(_product(arrays.number_or_vector(q_scale), arrays.number_or_vector(k_scale))), narrow)
@@ -240,37 +276,18 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
         given["sinks"] = arrays.f32_vector(sinks, q)
     if spec.alibi:
         given["slopes"] = slopes_for(spec.num_q_heads, q)
+    return given or None
 
-    rows = q.shape[0] if rows is None else rows
-    shape = (rows, spec.num_q_heads, spec.dim_v)
-    if out is None:
-        out = arrays.empty(shape, spec.o, q)
-    else:
-        check_shape_dtype_device(out, shape, spec.o, arrays.device_of(q), "out")
-    if return_lse:
-        if lse is None:
-            lse = arrays.empty(shape[:2], "f32", q)
-        else:
-            check_shape_dtype_device(lse, shape[:2], "f32", arrays.device_of(q), "lse")
-    else:
-        lse = None
-    if _is_traced(q):
-        _run_traced(attention, q, k, v, out, lse, given, **tails)
-    else:
-        attention.plan.run(q, k, v, out, lse, args=given or None, **tails)
-    if not return_lse:
-        return out
-    if spec.alibi and lse_offset is not None:
-        if not isinstance(lse_offset, float):
-            lse_offset = lse_offset[:rows, None]
-        lse += lse_offset * (given["slopes"] * log2e)[None, :]
-    return out, lse
+
+def _check_output(x, shape, name, like, what):
+    if x.shape != shape or arrays.dtype_of(x) != name or not arrays.together(x, like):
+        check_shape_dtype_device(x, shape, name, arrays.device_of(like), what)
 
 
 def _is_traced(x):
-    """torch.compile is looking, and foveal.torch is there: then a run is one operator of its graph."""
+    """torch.compile is looking: where foveal.torch is there, a run is one operator of its graph."""
     torch = arrays.torch_of(x)
-    return torch is not None and torch.compiler.is_compiling() and "foveal.torch" in sys.modules
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def _run_traced(attention, q, k, v, out, lse, given, q_tail=None, k_tail=None):

@@ -201,7 +201,7 @@ def unpack_paged_kv_cache(paged_kv_cache, kv_layout):
         both = expand_5d(paged_kv_cache, kv_layout)
         if both.shape[1] != 2:
             raise ValueError(f"axis 1 of the combined cache is {both.shape[1]}; it holds K and V: 2")
-        k, v = arrays.index(both, (slice(None), 0)), arrays.index(both, (slice(None), 1))
+        k, v = arrays.halves(both)
     if kv_layout == "HND":
         k, v = arrays.permute(k, (0, 2, 1, 3)), arrays.permute(v, (0, 2, 1, 3))
     return k, v
@@ -216,4 +216,4 @@ def _unpack_paged_kv_cache(paged_kv_cache, kv_layout):
     if isinstance(paged_kv_cache, (tuple, list)):
         return tuple(expand_4d(x, kv_layout) for x in paged_kv_cache)
     both = expand_5d(paged_kv_cache, kv_layout)
-    return arrays.index(both, (slice(None), 0)), arrays.index(both, (slice(None), 1))
+    return arrays.halves(both)
