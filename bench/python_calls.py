@@ -6,15 +6,17 @@
 
   run    Plan.run with four torch tensors of one tiny step, and the same call made in C (through the module's __tvm_ffi_fv_run with arguments made before, less the
          cost of ctypes, which is that of a call that does nothing): the difference is Python's
-  plan   a decode step of 256 requests from host tensors: foveal.Batch and Plan.update; foveal.flashinfer's plan(); FlashInfer's where its package is installed
+  plan   a decode step of 256 requests from host tensors: foveal.Batch and Plan.update; foveal.flashinfer's plan() and run(); FlashInfer's on a GPU where its package
+         is installed: it compiles at its first use (FLASHINFER_WORKSPACE_BASE names where), and a reason is printed where it cannot
   step   transformers' continuous batching of a Llama-shaped model with random weights under paged|foveal and paged|sdpa: generated tokens a second, and the part of
          a step that is attention
 
-Best of several rounds, the ways taking turns. Wants an idle machine: the load is printed on standard error."""
+Times are the host's: the best of many short rounds, the ways taking turns. Wants an idle machine: the load is printed on standard error."""
 
 import argparse
 import ctypes
 import datetime
+import importlib.util
 import os
 import platform
 import subprocess
@@ -26,23 +28,28 @@ import torch
 import foveal
 
 
-def best(call, seconds=0.3, rounds=7):
-    """Seconds of one call: the least of the rounds' means."""
+def best(call, count, seconds=0.3):
+    """Seconds of one call on the host: the least mean of `count` at once. So few that a GPU's queue takes them without a wait; what they started is done before the next."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     call()
-    started, count = time.perf_counter(), 0
-    while time.perf_counter() - started < 0.02:
-        call()
-        count += 1
-    count = max(int(count * seconds / rounds / 0.02), 1)
-    least = float("inf")
-    for _ in range(rounds):
+    least, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        wait()
         started = time.perf_counter()
         for _ in range(count):
             call()
         least = min(least, (time.perf_counter() - started) / count)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    wait()
     return least
+
+
+def in_turn(ways, count):
+    """{name: best} of several calls, taking turns."""
+    times = dict.fromkeys(ways, float("inf"))
+    for _ in range(3):
+        for name, call in ways.items():
+            times[name] = min(times[name], best(call, count))
+    return times
 
 
 class Rows:
@@ -140,12 +147,7 @@ def bench_run(rows, device):
     in_c, nothing = library.prepare("fv_run", inner, q, k, v, o), library.prepare("fv_abi", inner, q, k, v, o)
     if in_c() != 0:
         raise RuntimeError("fv_run failed")
-    times = {}
-    for _ in range(3):
-        for name, call in (("python", lambda: plan.run(q, k, v, o)), ("c", in_c), ("nothing", nothing)):
-            times[name] = min(times.get(name, float("inf")), best(call))
-            if device == "cuda":
-                torch.cuda.synchronize()
+    times = in_turn({"python": lambda: plan.run(q, k, v, o), "c": in_c, "nothing": nothing}, 200)
     c = times["c"] - times["nothing"]
     rows.add("Plan.run over fv_run, one row", "us", (times["python"] - c) * 1e6, "fv_run in C", c * 1e6, 2)
 
@@ -171,25 +173,41 @@ def bench_plan(rows, device):
 
     import foveal.flashinfer as ours
 
-    def wrapper_of(library):
+    dtype = torch.bfloat16
+    q, out = (torch.zeros(n, 32, 128, dtype=dtype, device=where) for _ in range(2))
+    cache = torch.zeros(pool if device == "cuda" else 1, 2, page, 8, 128, dtype=dtype, device=where).expand(pool, 2, page, 8, 128)
+
+    def ways_of(library):
+        """(plan, run) of the wrapper, ready."""
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(128 << 20, dtype=torch.uint8, device=where), use_tensor_cores=True)
         table = indptr, ids.to(where), last
-        return lambda: wrapper.plan(*table, 32, 8, 128, page, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
 
-    ways = {"foveal": update, "wrapper": wrapper_of(ours)}
-    try:
-        if device == "cuda":
+        def plan():
+            wrapper.plan(*table, 32, 8, 128, page, q_data_type=dtype, kv_data_type=dtype)
+
+        def run():
+            wrapper.run(q, cache, out=out)
+
+        for call in (plan, run, plan, run):         # the first run shows the cache's size
+            call()
+        return plan, run
+
+    mine, theirs = ways_of(ours), None
+    if device == "cuda" and importlib.util.find_spec("flashinfer"):
+        try:
             import flashinfer
-            ways["flashinfer"] = wrapper_of(flashinfer)
-    except ImportError:
-        pass
-    times = {}
-    for _ in range(3):
-        for name, call in ways.items():
-            times[name] = min(times.get(name, float("inf")), best(call))
-    peer = ("flashinfer", times["flashinfer"] * 1e6) if "flashinfer" in times else ("", "")
+            theirs = ways_of(flashinfer)
+        except Exception as e:      # noqa: BLE001  whatever stops its compiler
+            print(f"flashinfer: {type(e).__name__}: {str(e)[-500:]}", file=sys.stderr)
+    ways = {"foveal": update, "wrapper": mine[0]} | ({"flashinfer": theirs[0]} if theirs else {})
+    times = in_turn(ways, 1)
+    peer = ("flashinfer", times["flashinfer"] * 1e6) if theirs else ("", "")
     rows.add("Batch and Plan.update, decode b256 page 16", "us", times["foveal"] * 1e6, *peer, 30)
     rows.add("BatchDecodeWithPagedKVCacheWrapper.plan, decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
+    if device == "cuda":        # on a CPU a run is the attention itself
+        times = in_turn({"wrapper": mine[1]} | ({"flashinfer": theirs[1]} if theirs else {}), 20)
+        peer = ("flashinfer", times["flashinfer"] * 1e6) if theirs else ("", "")
+        rows.add("BatchDecodeWithPagedKVCacheWrapper.run, host time, decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
 
 
 # ---- an engine's step ----
