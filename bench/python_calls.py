@@ -8,8 +8,8 @@
          cost of ctypes, which is that of a call that does nothing): the difference is Python's
   plan   a decode step of 256 requests from host tensors: foveal.Batch and Plan.update; foveal.flashinfer's plan() and run(); FlashInfer's on a GPU where its package
          is installed: it compiles at its first use (FLASHINFER_WORKSPACE_BASE names where), and a reason is printed where it cannot
-  step   transformers' continuous batching of a Llama-shaped model with random weights under paged|foveal and paged|sdpa: generated tokens a second, and the part of
-         a step that is attention
+  step   transformers' continuous batching of a Llama-shaped model with random weights (bf16 layers of an 8B model on a GPU) under paged|foveal and paged|sdpa:
+         generated tokens a second, a step, and the part of it that is attention
 
 Times are the host's: the best of many short rounds, the ways taking turns. Wants an idle machine: the load is printed on standard error."""
 
@@ -149,7 +149,7 @@ def bench_run(rows, device):
         raise RuntimeError("fv_run failed")
     times = in_turn({"python": lambda: plan.run(q, k, v, o), "c": in_c, "nothing": nothing}, 200)
     c = times["c"] - times["nothing"]
-    rows.add("Plan.run over fv_run, one row", "us", (times["python"] - c) * 1e6, "fv_run in C", c * 1e6, 2)
+    rows.add("Plan.run over fv_run one row", "us", (times["python"] - c) * 1e6, "fv_run in C", c * 1e6, 2)
 
 
 def bench_plan(rows, device):
@@ -202,78 +202,99 @@ def bench_plan(rows, device):
     ways = {"foveal": update, "wrapper": mine[0]} | ({"flashinfer": theirs[0]} if theirs else {})
     times = in_turn(ways, 1)
     peer = ("flashinfer", times["flashinfer"] * 1e6) if theirs else ("", "")
-    rows.add("Batch and Plan.update, decode b256 page 16", "us", times["foveal"] * 1e6, *peer, 30)
-    rows.add("BatchDecodeWithPagedKVCacheWrapper.plan, decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
+    rows.add("Batch and Plan.update decode b256 page 16", "us", times["foveal"] * 1e6, *peer, 30)
+    rows.add("BatchDecodeWithPagedKVCacheWrapper.plan decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
     if device == "cuda":        # on a CPU a run is the attention itself
         times = in_turn({"wrapper": mine[1]} | ({"flashinfer": theirs[1]} if theirs else {}), 20)
         peer = ("flashinfer", times["flashinfer"] * 1e6) if theirs else ("", "")
-        rows.add("BatchDecodeWithPagedKVCacheWrapper.run, host time, decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
+        rows.add("BatchDecodeWithPagedKVCacheWrapper.run host time decode b256 page 16", "us", times["wrapper"] * 1e6, *peer)
 
 
 # ---- an engine's step ----
 
+# hidden, intermediate, layers, heads, kv heads, dim, requests, prompt, tokens: a few layers of an 8B model, and something that a CPU does in seconds
+SHAPES = {"cuda": (4096, 14336, 4, 32, 8, 128, 32, 512, 64), "cpu": (256, 512, 2, 8, 2, 32, 8, 96, 16)}
 
-def bench_step(rows, device, requests=8, prompt=192, tokens=32):
+
+class Watch:
+    """What an attention function takes, call by call: on a GPU between two events of its stream, so that nothing waits."""
+
+    def __init__(self, function, device):
+        self.function, self.device, self.calls = function, device, []
+
+    def now(self):
+        if self.device == "cpu":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def __call__(self, module, query, *args, **kwargs):
+        started = self.now()
+        made = self.function(module, query, *args, **kwargs)
+        self.calls.append((query.shape[2], started, self.now()))
+        return made
+
+    def spent(self, layers, requests):
+        """(milliseconds of attention a step, of a step that only decodes, steps)."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        calls = [(rows, (b - a) * 1e3 if self.device == "cpu" else a.elapsed_time(b)) for rows, a, b in self.calls]
+        decode = [x for rows, x in calls if rows <= requests]
+        return sum(x for _, x in calls) / len(calls) * layers, sum(decode) / max(len(decode), 1) * layers, len(calls) // layers
+
+
+def bench_step(rows, device):
     import transformers
     from transformers import ContinuousBatchingConfig
+    from transformers.integrations.sdpa_paged import sdpa_attention_paged_forward
 
     import foveal.transformers
 
+    hidden, inner, layers, heads, kv_heads, dim, requests, prompt, tokens = SHAPES[device]
     foveal.transformers.register()
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(vocab_size=4096, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
-                                      head_dim=64, max_position_embeddings=4096)
+    config = transformers.LlamaConfig(vocab_size=4096, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
+                                      num_key_value_heads=kv_heads, head_dim=dim, max_position_embeddings=4096)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     prompts = torch.randint(3, 4096, (requests, prompt)).tolist()
-    blocks = 2 * requests * (prompt + tokens) // 32
+    blocks = 2 * requests * -(-(prompt + tokens) // 32)
     options = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    spent = {}
-
-    def timed(name, function):
-        def attention(*args, **kwargs):
-            started = time.perf_counter()
-            made = function(*args, **kwargs)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            spent[name] = spent.get(name, 0.0) + time.perf_counter() - started
-            return made
-
-        return attention
-
-    from transformers.integrations.sdpa_paged import sdpa_attention_paged_forward
-
     names = {"paged|foveal": foveal.transformers.foveal_paged_attention, "paged|sdpa": sdpa_attention_paged_forward}
 
-    def run(name):
+    def run(name, watch):
+        """(seconds, attention a step, of a decode step, steps, tokens)."""
+        transformers.AttentionInterface.register(name, watch)
         model.set_attn_implementation(name)
         started = time.perf_counter()
         made = model.generate_batch(prompts, generation_config=options, continuous_batching_config=ContinuousBatchingConfig(
             num_blocks=blocks, block_size=32, max_batch_tokens=512, use_cuda_graph=False, use_async_batching=False), warmup=False)
         seconds = time.perf_counter() - started
-        return seconds, [x.generated_tokens for _, x in sorted(made.items())]
+        transformers.AttentionInterface.register(name, names[name])
+        by_prompt = sorted(made.items(), key=lambda item: int(item[0].rsplit("_", 1)[-1]))
+        return seconds, *watch.spent(layers, requests), [x.generated_tokens for _, x in by_prompt]
 
-    seconds, made = {}, {}
-    for _ in range(3):
-        for name in names:
-            took, made[name] = run(name)
-            seconds[name] = min(seconds.get(name, float("inf")), took)
-    total = requests * tokens
-    rows.add(f"generate_batch Llama-shaped 8/2 d64 x 8 layers, {requests} x {prompt} + {tokens}", "tokens/s", total / seconds["paged|foveal"], "paged|sdpa",
-             total / seconds["paged|sdpa"])
-    inside = {}
-    for name, function in names.items():        # apart: synchronising changes what the whole takes
-        transformers.AttentionInterface.register(name, timed(name, function))
-        for _ in range(2):
-            spent.clear()
-            run(name)
-            inside[name] = min(inside.get(name, float("inf")), spent[name])
-        transformers.AttentionInterface.register(name, function)
-    steps = tokens + -(-requests * prompt // 512)
-    rows.add(f"attention of a generate_batch step, {requests} requests, 8 layers", "ms", inside["paged|foveal"] / steps * 1e3, "paged|sdpa",
-             inside["paged|sdpa"] / steps * 1e3)
-    same = sum(a == b for a, b in zip(made["paged|foveal"], made["paged|sdpa"]))
-    print(f"{same} of {requests} requests have the same tokens", file=sys.stderr)
+    runs = {name: [] for name in names}
+    for _ in range(3):                          # the first of each compiles
+        for name, function in names.items():
+            runs[name].append(run(name, Watch(function, device)))
+    seconds, every, decode = ({name: min(x[i] for x in made) for name, made in runs.items()} for i in range(3))
+    steps = {name: made[0][3] for name, made in runs.items()}
+    shape = f"{heads}/{kv_heads} d{dim} x {layers} layers b{requests} {prompt} + {tokens} tokens"
+
+    def add(what, unit, values):
+        rows.add(f"generate_batch Llama {shape}: {what}", unit, values["paged|foveal"], "paged|sdpa", values["paged|sdpa"])
+
+    add("throughput", "tokens/s", {name: requests * tokens / x for name, x in seconds.items()})
+    add("a step", "ms", {name: x / steps[name] * 1e3 for name, x in seconds.items()})
+    add("attention of a step", "ms", every)
+    add("attention of a decode step", "ms", decode)
+    for what, values in (("a step's attention", every), ("a decode step's attention", decode)):
+        rows.add(f"generate_batch Llama {shape}: {what} times faster than paged|sdpa", "x", values["paged|sdpa"] / values["paged|foveal"], bound=1.5)
+    same = sum(a == b for a, b in zip(runs["paged|foveal"][-1][-1], runs["paged|sdpa"][-1][-1]))
+    print(f"{same} of {requests} requests have the same tokens; {steps['paged|foveal']} steps, {steps['paged|sdpa']} with paged|sdpa", file=sys.stderr)
 
 
 def main():
