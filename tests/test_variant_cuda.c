@@ -205,20 +205,25 @@ static void faults_in_kernels(void **state)
     assert_non_null(strstr(err.text, "oops"));
 }
 
-/* What a kernel cannot honour is refused by the hook's name. */
-static void refused_by_name(void **state)
+/* The hook of the second pass, beside parameters of its own; a fault in it has its line, too. */
+static void key_sums(void **state)
 {
     (void)state;
-    const fv_variant sums = parsed("mine", META "FV_PARAMS(FV_SUMS(sums, run))\nFV_KEY_SUM { return p; }\n");
+    need_nvrtc();
+    const fv_variant sums = parsed("mine", META "FV_PARAMS(FV_NUMBER(b, run, 1, 2) FV_SUMS(sums, run))\nFV_KEY_SUM { return p * a->b; }\n");
+    const fv_variant bad = parsed("bad", META "FV_PARAMS(FV_SUMS(sums, run))\nFV_KEY_SUM { return oops; }\n");
     const fv_variant *use = &sums;
-    assert_int_equal(compile(&use, 1, "sm_90a", &err), FV_E_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "FV_KEY_SUM"));
+    OK(compile(&use, 1, "sm_90a", &err));
+    use = &bad;
+    assert_int_equal(compile(&use, 1, "sm_90a", &err), FV_E_COMPILE);
+    assert_int_equal(err.value, 3);
+    assert_non_null(strstr(err.text, "oops"));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(faults_in_kernels), cmocka_unit_test(refused_by_name),
+        cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(faults_in_kernels), cmocka_unit_test(key_sums),
         cmocka_unit_test(texts_beside_each_other),  cmocka_unit_test(examples),
     };
     return cmocka_run_group_tests(tests, open_compiler, close_compiler);

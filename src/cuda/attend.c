@@ -73,11 +73,13 @@ static int count_shared(const fv__attend_config *c)
     const int ring_entries = c->paired ? c->stages / 2 : c->stages, lead = one_step ? ring_entries : 1 + ring_entries / 2;
     const int needed = (lead + c->look - 1) / c->look * c->look + c->look - !one_step;
     const int places = needed <= 1 ? 1 : needed <= 2 ? 2 : needed <= 4 ? 4 : 8;
+    const int sum_tiles = fv__min32(c->stages, places / c->look * c->look), sum_keys = c->key_sums ? sum_tiles * t : 0;
     const bool pages = c->k_token_scale || c->v_token_scale || c->convert_k || c->convert_v || c->k_stored == FV__E2M1 || c->v_stored == FV__E2M1;
     int bytes = align_up(ring > o_end ? ring : o_end, 16);
     bytes += places * t * (8 + 4 + (c->tail ? 8 : 0) + (pages ? 12 : 0)) + (c->v_in_k ? 1 : places) * t * 8;
     bytes += c->rows * (16 + 4);                        /* rows, last */
     bytes += (16 + places * 4) * ((t + 31) / 32);        /* seen, bad */
+    bytes += c->key_sums ? 48 + 4 * c->warps + 4 * sum_keys * (1 + c->sum_lines) : 0;
     bytes += 16 + 144 + 80 + 168 + 80 + c->uses_bytes + 64;     /* piece, work, lookup, plan, step, uses, what alignment may take */
     return align_up(bytes, 128);
 }
@@ -88,11 +90,12 @@ static void set_kinds(fv__attend_config *c, int warps, int n, const fv__attend_k
 {
     c->warps = warps;
     c->num_kinds = n;
-    c->rows = c->out_rows = 0;
+    c->rows = c->out_rows = c->sum_lines = 0;
     for (int i = 0; i < n; i++) {
         c->kinds[i] = kinds[i];
         const int rows = 16 * kinds[i].warps_rows;
         c->rows = fv__max32(c->rows, rows * kinds[i].m_tiles);
+        c->sum_lines = fv__max32(c->sum_lines, kinds[i].warps_rows);
         c->out_rows = fv__max32(c->out_rows, c->invariant ? rows : rows * kinds[i].m_tiles * kinds[i].warps_keys);
     }
 }
@@ -230,10 +233,10 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
     c->dim_v = p->dim_v;
     c->tail = p->qk_tail;
     c->invariant = limits->invariant;
+    c->key_sums = has_hook(p, FV__HOOK_KEY_SUM);
     c->decode = limits->max_rows == limits->max_requests && !limits->max_segments && limits->sharing == FV_SHARING_OFF;
     c->uses_bytes = fv__attend_use_offset(p, p->num_uses);
     if (c->uses_bytes > 1024) return refuse(err, "problem.variants", c->uses_bytes, 1024, "the variants' arguments need more than 1024 bytes");
-    if (has_hook(p, FV__HOOK_KEY_SUM)) return refuse(err, "problem.variants", 1, 0, "FV_KEY_SUM: it has no second pass for key sums");
     if (c->k_stored == FV__E2M1 && p->dim_qk % 16) return refuse(err, "problem.dim_qk", p->dim_qk, 16, "4-bit keys need a multiple of 16");
     const int size = !c->decode ? 2 : p->group <= 16 ? 0 : p->group <= 64 ? 1 : 2;
     if (!choose_shape(c, device, size)) {
@@ -327,6 +330,7 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
     put(w, "#define FV_PAIRED %d\n#define FV_LOOK %d\n", c->paired, c->look);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
+    if (c->key_sums) put(w, "#define FV_SUM_LINES %d\n", c->sum_lines);
     if (c->stamps) put(w, "#define FV_STAMPS\n");
     put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_NUM_KINDS %d\n#define FV_KINDS", c->rows, c->out_rows, c->shared_bytes,
         c->num_kinds);
@@ -428,6 +432,17 @@ static void put_sinks(writer *w, const fv__problem *p)
     put(w, "}\n");
 }
 
+/* Where key sums go: the one FV_SUMS parameter. */
+static void put_sums(writer *w, const fv__problem *p)
+{
+    for (int i = 0; i < p->num_uses; i++) {
+        const fv__variant_meta *meta = &p->uses[i].variant->meta;
+        for (int k = 0; k < meta->num_params && use_has(p, i, FV__HOOK_KEY_SUM); k++)
+            if (meta->params[k].kind == FV__SUMS)
+                put(w, "VFN fv_sums fv_sums_of(const fv_uses &u) { return u.u%d.%s; }\n", i, meta->params[k].name);
+    }
+}
+
 /* Pair hooks, as functions of elements: g0 is the row before any of them. */
 static void put_turns(writer *w, const fv__problem *p, fv__hook hook, const char *name)
 {
@@ -468,6 +483,8 @@ char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
     put_chain(&w, p, FV__HOOK_VALUE, "fv_value(float v, const fv_uses &u, const v_at &at)", "v", "");
     put_chain(&w, p, FV__HOOK_OUTPUT, "fv_output(float o, float lse, const fv_uses &u, const v_at &at)", "o", ", lse");
     put_chain(&w, p, FV__HOOK_WEIGHT, "fv_weight(float s, const fv_uses &u, const v_at &at)", "s", "");
+    put_chain(&w, p, FV__HOOK_KEY_SUM, "fv_key_sum(float p, const fv_uses &u, const v_at &at)", "p", "");
+    put_sums(&w, p);
     if (!w.failed) return w.text;
     free(w.text);
     return NULL;

@@ -29,9 +29,11 @@ typedef struct fv__attend_config {
     bool paired;                        /* K and V of a tile are waited for together */
     int look;                           /* tiles whose page ids are looked up at once */
     bool v_in_k, scaled, k_token_scale, v_token_scale, invariant, decode;
+    bool key_sums;                      /* a second kernel makes them, from the same text */
     int dim_qk, dim_v, tail;
     int tile, stages, warps, blocks_per_sm;
     int rows, out_rows;                 /* packed rows of the largest kind; rows staged at once on the way out */
+    int sum_lines;                      /* warps along the rows, of the kind with the most of them */
     int num_kinds;
     fv__attend_kind kinds[FV__ATTEND_KINDS];
     int unit_heads, units_per_kv_head;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.c -- the GPU behind fv__backend: memory and code at creation, one upload an update, one launch a run.
+/* backend.c -- the GPU behind fv__backend: memory and code at creation, one upload an update, one launch a run (key sums: two).
  *
  * Device memory of a plan, one block; everything is at a fixed address, so that a captured launch sees each update:
  *
- *     step | the plan | arguments' arrays, row positions, page ids, V's page ids | tickets | stamps | scratch | partials
+ *     step | the plan | arguments' arrays, row positions, page ids, V's page ids | tickets | stamps | scratch | lse | partials
  *     \--- an update's upload: the front of it, from one of NUM_STAGES pinned buffers ---/
  *
  * The plan is made in the pinned buffer itself, the lists are put behind it without gaps, and one copy brings what is used of it. The step and the
@@ -38,8 +38,9 @@ typedef struct area { int64_t at, room; } area;         /* in the plan's device 
 typedef struct plan_state {
     fv__attend_config config;
     fv__attend_device device;
-    CUfunction function, stale;         /* stale: NULL unless checked */
+    CUfunction function, sums, stale;   /* sums: NULL without key sums; stale: NULL unless checked */
     area step, blob, lists, tickets, stamps, partials, scratch;
+    area lse;                           /* [max_rows][num_q_heads]: for key sums when the caller asks for no lse */
     int64_t arrays_room, ids_room;      /* of the lists: all arguments' arrays; the ids of K, and of V */
     int64_t bytes;
     CUdeviceptr memory;
@@ -83,6 +84,7 @@ static void lay_out(plan_state *s, const fv__problem *p, const fv_plan_desc *lim
     place(&s->tickets, &at, capacity->max_records * (int64_t)sizeof(int32_t));
     place(&s->stamps, &at, limits->checked ? (limits->max_requests + capacity->max_segments) * (int64_t)sizeof(uint64_t) : 0);
     place(&s->scratch, &at, (int64_t)kernel->workers * s->config.scratch_floats * (int64_t)sizeof(float));
+    place(&s->lse, &at, s->config.key_sums ? limits->max_rows * p->num_q_heads * (int64_t)sizeof(float) : 0);
     s->partials = (area){ at, capacity->max_slots * kernel->partial_bytes };
     if (!limits->workspace) at += fv__round_up(s->partials.room, 256);
     s->bytes = at;
@@ -104,11 +106,11 @@ static void sizes(fv_ctx *ctx, const fv__problem *problem, const fv_plan_desc *l
 /* ------------------------------------------------------------------------------------------------- create, destroy */
 
 /* Room for the block's shared memory, and as much of an SM's cache as can be for the blocks beside it. */
-static fv_status prepare(const fv__cuda_device *device, const plan_state *s, fv_error *err)
+static fv_status prepare(const fv__cuda_device *device, const plan_state *s, CUfunction function, fv_error *err)
 {
-    FV_TRY(fv__cuda_kernel_shared(device, s->function, s->config.shared_bytes, err));
+    FV_TRY(fv__cuda_kernel_shared(device, function, s->config.shared_bytes, err));
     FV_TRY(fv__cuda_enter(device, err));
-    device->api.cuFuncSetAttribute(s->function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);        /* a hint */
+    device->api.cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);        /* a hint */
     fv__cuda_leave(device);
     return FV_OK;
 }
@@ -120,7 +122,11 @@ static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, C
     const fv__jit_text extra = { "uses.cuh", text };
     const fv__cuda_program program = { .name = plan->shape.name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
     fv_status status = fv__cuda_jit_function(cuda_of(plan->ctx)->jit, &program, "attend_sm80", stream, &s->function, err);
-    if (status == FV_OK) status = prepare(cuda_of(plan->ctx)->device, s, err);
+    if (status == FV_OK) status = prepare(cuda_of(plan->ctx)->device, s, s->function, err);
+    s->sums = NULL;
+    if (status == FV_OK && s->config.key_sums)
+        status = fv__cuda_jit_function(cuda_of(plan->ctx)->jit, &program, "key_sums_sm80", stream, &s->sums, err);
+    if (status == FV_OK && s->sums) status = prepare(cuda_of(plan->ctx)->device, s, s->sums, err);
     free(text);
     s->num_variants = p->num_uses;
     s->positive = p->scale > 0;
@@ -507,14 +513,21 @@ static fv_status run(fv_plan *plan, fv__run *r, fv_stream stream, fv_error *err)
     const int o_bytes = fv__dtypes[p->o].bits / 8 * 4;
     a.wide = (is_wide(&r->k, 16) && is_wide(&r->k_tail, 16) ? 1 : 0) | (is_wide(&r->v, 16) ? 2 : 0) |
              (is_wide(&r->q, 16) && is_wide(&r->q_tail, 16) ? 4 : 0) | (is_wide(&r->o, o_bytes) ? 8 : 0);
+    if (s->sums && !a.lse) {
+        a.lse = (float *)(uintptr_t)(s->memory + (CUdeviceptr)s->lse.at);
+        a.lse_stride[0] = p->num_q_heads;
+        a.lse_stride[1] = 1;
+    }
     put_run_uses(plan, r, &a);
     if (s->stale) FV_TRY(launch_stale(plan, s, false, stream, err));
-    const fv__cuda_launch launch = {
+    fv__cuda_launch launch = {
         .function = s->function, .stream = stream, .grid = { (unsigned)plan->shape.workers, 1, 1 }, .block = { (unsigned)(32 * s->config.warps), 1, 1 },
         .shared_bytes = (unsigned)s->config.shared_bytes,
     };
     void *parameters[] = { &a };
-    return fv__cuda_launch_kernel(c->device, &launch, parameters, err);
+    FV_TRY(fv__cuda_launch_kernel(c->device, &launch, parameters, err));
+    launch.function = s->sums;
+    return s->sums ? fv__cuda_launch_kernel(c->device, &launch, parameters, err) : FV_OK;
 }
 
 const fv__backend fv__cuda_backend = { "cuda", shape, sizes, create, destroy, may_update, update, run };

@@ -69,6 +69,12 @@ static const sample samples[] = {
     { "bf16", "bf16", 8, 2, 128, 128, { "causal", "rope" }, .quick = false },
     { "bf16", "bf16", 8, 2, 128, 128, { "ranges", "tree" }, .quick = false },
     { "bf16", "bf16", 8, 2, 128, 128, { "causal" }, .invariant = true },
+    { "bf16", "bf16", 32, 8, 128, 128, { "causal", "key_sums" }, .quick = true },
+    { "bf16", "bf16", 32, 8, 128, 128, { "causal", "key_sums" }, .decode = true },
+    { "f16", "f16", 16, 8, 256, 256, { "causal", "softcap", "key_sums" }, .quick = false },
+    { "bf16", "fp8_e4m3", 32, 8, 128, 128, { "causal", "key_sums" }, .decode = true, .k_scale = "token_head" },
+    { "bf16", "bf16", 128, 1, 576, 512, { "ranges", "key_sums" }, .v_in_k = true },
+    { "f32", "f32", 8, 2, 128, 128, { "mask", "key_sums" }, .invariant = true },
 };
 
 /* The problem of a sample; the arguments do not matter to the text. */

@@ -209,12 +209,12 @@ int cuStreamQuery(void *s) { BEGIN; NEED_CONTEXT; (void)s; return OK; }
 int cuStreamWaitEvent(void *s, void *e, unsigned f) { BEGIN; NEED_CONTEXT; (void)s, (void)e, (void)f; return OK; }
 int cuStreamIsCapturing(void *s, int *v) { BEGIN; NEED_CONTEXT; *v = s == capturing; return OK; }
 
-typedef void play_fn(const unsigned *grid, const unsigned *block, void **parameters);
+typedef void play_fn(const char *name, const unsigned *grid, const unsigned *block, void **parameters);
 typedef struct module { play_fn *play; size_t parameter_bytes; } module;        /* play: where the image is a library for this processor, by nvrtc.c */
 
 /* A graph is the launches of such modules that its capture saw, at most MAX_NODES; it stays until the process ends. */
 enum { MAX_NODES = 64 };
-typedef struct node { play_fn *play; unsigned grid[3], block[3]; void *parameter; } node;
+typedef struct node { play_fn *play; char name[40]; unsigned grid[3], block[3]; void *parameter; } node;
 typedef struct graph { int num_nodes; node nodes[MAX_NODES]; } graph;
 static graph *captured;
 
@@ -228,7 +228,7 @@ int cuGraphLaunch(void *x, void *s)
     BEGIN;
     (void)s;
     const graph *g = x;
-    for (int i = 0; i < g->num_nodes; i++) g->nodes[i].play(g->nodes[i].grid, g->nodes[i].block, (void *[]){ g->nodes[i].parameter });
+    for (int i = 0; i < g->num_nodes; i++) g->nodes[i].play(g->nodes[i].name, g->nodes[i].grid, g->nodes[i].block, (void *[]){ g->nodes[i].parameter });
     return OK;
 }
 int cuGraphExecDestroy(void *x) { BEGIN; (void)x; return OK; }
@@ -305,10 +305,11 @@ int cuLaunchKernelEx(const struct launch *l, void *f, void **parameters, void **
     const struct function *function = f;                /* tests launch what is none, too */
     const module *m = function >= functions && function < functions + 64 ? function->module : NULL;
     if (m && m->play) {
-        m->play(l->grid, l->block, parameters);
+        m->play(function->name, l->grid, l->block, parameters);
         if (l->stream == capturing && capturing && captured->num_nodes < MAX_NODES) {
             node *n = &captured->nodes[captured->num_nodes++];
             n->play = m->play;
+            memcpy(n->name, function->name, sizeof n->name);
             memcpy(n->grid, l->grid, sizeof n->grid);
             memcpy(n->block, l->block, sizeof n->block);
             n->parameter = malloc(m->parameter_bytes);

@@ -23,6 +23,8 @@
  * outside of what the variants' bounds leave, in bad pages) are loaded from a row of zeros and masked. Keys that are present but that no row of the tile
  * sees may hold NaN in V: where that can be, their rows of V are cleared before use.
  *
+ * Key sums (FV_KEY_SUM) are a second kernel of the same text, ../attend_sums.cuh: S once more, by the code here.
+ *
  * Masks, by tile: none where all rows see all keys; two comparisons a score where the variants' bounds say it all; else their hooks.
  *
  * Cycles of one SM for a tile of 64 keys, dims 128, 16 bit (an mma of 16x8x16: 6.1 a quarter; ldmatrix.x4: 4 of the SM; exp2: 8 a quarter):
@@ -36,7 +38,7 @@
  * (KT, VT, or the multiplication's type: converted on the way in, which hooks on keys and values need); FV_T, FV_NS, FV_WARPS, FV_CTAS (blocks that
  * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS (rows staged at once on their way out), FV_KINDS; FV_KSCALE
  * FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores are scaled before exp2, not in it; FV_INVARIANT chunks; FV_PAIRED 1: K and V of a tile
- * are one entry of the ring; FV_LOOK tiles looked up at once. */
+ * are one entry of the ring; FV_LOOK tiles looked up at once; FV_SUM_LINES warps of the largest kind along the rows (key sums). */
 #ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
 #include "uses.cuh"
 #include "plan.cuh"
@@ -139,6 +141,23 @@ struct lookup {
 
 enum { STEP_WORDS = (sizeof(d_step) - FV_USES_BYTES) / 8, PLAN_WORDS = sizeof(d_plan_head) / 8 };
 
+#ifdef FV_HAS_KEY_SUM
+enum { SUM_TILES = FV_NS < PLACES / FV_LOOK * FV_LOOK ? FV_NS : PLACES / FV_LOOK * FV_LOOK, SUM_KEYS = SUM_TILES * FV_T };     /* of K, in the ring's slots */
+
+/* The second pass (attend_sums.cuh): its block's item, and what is under way of it. */
+struct summing {
+    int request, kv_head, first, count; /* keys [first, first + count) of the request; count 0: there is no item */
+    int64_t column;                     /* of the first */
+    int over;                           /* keys of tile 0 that lie before those of W's segment */
+    int seen_begin, seen_end;           /* keys that W's rows may see */
+    int row, row_end;                   /* rows of the segment that are to come */
+    int any;
+    uint32_t found[FV_WARPS];           /* bits: segments that concern the item */
+    float columns[SUM_KEYS];            /* of segments that are done with */
+    float sums[FV_SUM_LINES][SUM_KEYS]; /* of the segment at hand, by warps along the rows */
+};
+#endif
+
 struct shared {
     unsigned char bulk[BULK];           /* ring of NS slots, then Q; at the end of a piece, rows of O, then their sums */
     /* where a key's row of its head lies: the address (of zeros where it is absent); for the narrow loader bytes (fp4: elements) from the tensor's
@@ -160,6 +179,9 @@ struct shared {
     int bad_pages, bad_entry;           /* of the piece at hand: how many, one of them */
 #ifdef FV_STAMPS
     int stamped;
+#endif
+#ifdef FV_HAS_KEY_SUM
+    summing sum;
 #endif
     work w;
     lookup look;
@@ -843,17 +865,16 @@ FV_DEVICE void report_bad_pages(args p)
     S.bad_pages = 0;
 }
 
-/* Piece `index` into W, by one thread. */
-FV_DEVICE void read_piece(args p, int index)
+/* Piece c into W, by one thread. */
+FV_DEVICE void set_work(args p, const d_piece c, bool report)
 {
     const d_plan_head &plan = PLAN;
-    const d_piece c = plan_array<d_piece>(p, plan.pieces)[index];
     const d_segment g = plan_array<d_segment>(p, plan.segments)[c.segment];
     const d_request q = plan_array<d_request>(p, plan.requests)[g.request < 0 ? 0 : g.request];
     int end = c.key_first + c.num_keys;
     if (g.live && STEP_HEAD.lengths) {
         const int64_t live = load_index(STEP_HEAD.lengths, g.request * STEP_HEAD.lengths_stride, STEP_HEAD.lengths_64);
-        if (live < 0 || live > q.num_keys) d_fault(p.faults, p.faults_host, 2, g.request, 0, live, 1);
+        if (report && (live < 0 || live > q.num_keys)) d_fault(p.faults, p.faults_host, 2, g.request, 0, live, 1);
         const int64_t there = live - (g.first_position - q.first_position);
         if (there < end) end = there < 0 ? 0 : (int)there;
     }
@@ -913,8 +934,11 @@ FV_DEVICE row_info read_row(args p, int u, bool consecutive)
     return r;
 }
 
+/* Keys that a piece's first tile has before the piece's own: in the invariant mode tiles count from position 0; -1: it begins where bounds leave keys. */
+#define FIRST_OVER (FV_INVARIANT ? (int)((unsigned)(W.origin + W.key_begin) % FV_T) : -1)
+
 /* Which tiles the piece has, and what must be masked in them; by one thread. */
-FV_DEVICE void choose_tiles()
+FV_DEVICE void choose_tiles(int over)
 {
     const int first = W.key_begin, count = W.num_tiles;
     int begin = first, end = W.key_end, clear_begin, clear_end;
@@ -933,8 +957,7 @@ FV_DEVICE void choose_tiles()
     clear_begin = begin;
     clear_end = end;
 #endif
-    if (FV_INVARIANT) {                 /* tiles count from position 0; chunks that hold nothing still have a slot */
-        const int over = (unsigned)(W.origin + first) % FV_T;
+    if (over >= 0) {                    /* chunks that hold nothing still have a slot */
         W.key0 = first - over;
         W.num_tiles = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
     } else {
@@ -947,23 +970,14 @@ FV_DEVICE void choose_tiles()
     W.clear_end = clear_end > clear_begin ? (clear_end - W.key0) / FV_T : 0;
 }
 
-/* The block's next piece into W; its rows and their positions. False: there is none. */
-COLD bool open_piece(args p)
+/* The rows of W that are taken, and their positions. Where these do not follow one another, tiles are chosen by them. */
+template <class TAKES, class CHOOSE> FV_DEVICE void open_rows(args p, const TAKES &takes, const CHOOSE &choose)
 {
-    __syncthreads();                    /* the piece before is done with shared memory */
-    if (threadIdx.x == 0) {
-        if (S.bad_pages) report_bad_pages(p);
-        W.packed = 0;
-        if (S.piece < S.piece_end) read_piece(p, S.piece++);
-        if (W.exact) choose_tiles();
-        else W.bounded = -1;            /* not chosen yet */
-    }
-    __syncthreads();
-    if (W.packed == 0) return false;
     const bool consecutive = W.bounded >= 0;
 #pragma unroll 1
     for (int u = threadIdx.x; u < FV_ROWS; u += NT) {
-        const row_info r = read_row(p, u, consecutive);
+        row_info r = read_row(p, u, consecutive);
+        if (!takes(r)) r.row = -1;
         if (!consecutive && r.row >= 0) {
             atomicMin(&W.pos_min, r.pos);
             atomicMax(&W.pos_max, r.pos);
@@ -972,9 +986,25 @@ COLD bool open_piece(args p)
     }
     if (threadIdx.x < 4 * TILE_WORDS) S.seen[threadIdx.x / TILE_WORDS][threadIdx.x % TILE_WORDS] = 0;
     __syncthreads();
-    if (consecutive) return true;
-    if (threadIdx.x == 0) choose_tiles();
+    if (consecutive) return;
+    if (threadIdx.x == 0) choose();
     __syncthreads();
+}
+
+/* The block's next piece into W; its rows and their positions. False: there is none. */
+COLD bool open_piece(args p)
+{
+    __syncthreads();                    /* the piece before is done with shared memory */
+    if (threadIdx.x == 0) {
+        if (S.bad_pages) report_bad_pages(p);
+        W.packed = 0;
+        if (S.piece < S.piece_end) set_work(p, plan_array<d_piece>(p, PLAN.pieces)[S.piece++], true);
+        if (W.exact) choose_tiles(FIRST_OVER);
+        else W.bounded = -1;            /* not chosen yet */
+    }
+    __syncthreads();
+    if (W.packed == 0) return false;
+    open_rows(p, [](const row_info &) { return true; }, [] { choose_tiles(FIRST_OVER); });
     return true;
 }
 
@@ -1438,6 +1468,12 @@ template <int MT, int NU> FV_DEVICE void fold_chunk(args p, state<MT, NU> &x, fl
 }
 #endif
 
+/* What brings scores to base 2. A head's scale may be 0; minus infinity times 0 is no mask. */
+FV_DEVICE float score_factor(args p)
+{
+    return FV_SCALED ? LOG2E : fmaxf(p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E, 1.1754944e-38f);
+}
+
 /* A thread's scores of a tile, masked, as softmax wants them. True: the tile's rows of V that nobody sees must be cleared. */
 template <int MT, int WR, int ST> FV_DEVICE bool see(args p, float (&s)[MT][ST][4], uint32_t k_slot, int tile, const part &at)
 {
@@ -1464,8 +1500,7 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
     static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
     static_assert(WK == 1 || !FV_INVARIANT, "bits must not depend on the kind");
     enum { NU = fv_div_up(V_UNITS, WV), LAST = RING - 1, ST = FV_T / 8 / WK };
-    /* a head's scale may be 0; minus infinity times 0 is no mask */
-    const float factor = FV_SCALED ? LOG2E : fmaxf(p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E, 1.1754944e-38f);
+    const float factor = score_factor(p);
     state<MT, NU> x;
     page_ids next = { -1, -1 };
     if (W.num_tiles > 0) {
@@ -1566,6 +1601,18 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
     STAMP(7);
 }
 
+/* The plan's head, the step and the hooks' arguments into shared memory. */
+FV_DEVICE void open_plan(args p)
+{
+    const int t = threadIdx.x;
+    if (t < PLAN_WORDS) ((int64_t *)&S.plan)[t] = ((const int64_t *)p.plan)[t];
+    else if (t - PLAN_WORDS < STEP_WORDS) S.step[t - PLAN_WORDS] = ((const int64_t *)p.step)[t - PLAN_WORDS];
+#ifdef FV_USES
+    if (t == 64) fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
+#endif
+    __syncthreads();
+}
+
 extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __grid_constant__ d_attend p)
 {
     const int t = threadIdx.x;
@@ -1574,12 +1621,7 @@ extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __gr
     stamp(p, 0, true);
     STAMP(1);
 #endif
-    if (t < PLAN_WORDS) ((int64_t *)&S.plan)[t] = ((const int64_t *)p.plan)[t];
-    else if (t - PLAN_WORDS < STEP_WORDS) S.step[t - PLAN_WORDS] = ((const int64_t *)p.step)[t - PLAN_WORDS];
-#ifdef FV_USES
-    if (t == 64) fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
-#endif
-    __syncthreads();
+    open_plan(p);
     if ((int)blockIdx.x >= PLAN.num_workers) return;
     if (t == 0) {
         const int *first = plan_array<int>(p, PLAN.worker_first) + blockIdx.x;
@@ -1604,6 +1646,10 @@ extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __gr
     stamp(p, 15, true);
 #endif
 }
+
+#ifdef FV_HAS_KEY_SUM
+#include "attend_sums.cuh"
+#endif
 #else
 typedef int fv__attend_sm80_has_no_host_code;
 #endif
