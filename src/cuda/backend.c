@@ -291,21 +291,22 @@ static fv_status put_ids(uploader *u, const fv_index *x, const char *field, cons
 }
 
 /* A page table on the host is often far wider than its requests are long, or strided, or longer than its last request needs: then just the entries that
- * segments have are taken along, and the segments say where those are. Tells how many; 0: all of the table goes, as it lies. */
+ * segments have are taken along, and the segments say where those are. Tells how many (of a batch without rows none); -1: all of the table goes, as it
+ * lies. */
 static int64_t entries_in_use(const uploader *u)
 {
     const fv_pages *pages = &u->plan->given.pages;
     const fv__plan_head *plan = u->plan->blob;
     const fv__segment *segments = FV__PLAN_ARRAY(plan, fv__segment, segments);
     int64_t entries = 0;
-    if (pages->ids.device || pages->v_ids.device) return 0;
+    if (pages->ids.device || pages->v_ids.device) return -1;
     for (int32_t i = 0; i < plan->num_segments; i++) {
         entries += fv__div_up(segments[i].num_keys, plan->page_size);
-        if (segments[i].table + fv__div_up(segments[i].num_keys, plan->page_size) > pages->ids.count) return 0;
+        if (segments[i].table + fv__div_up(segments[i].num_keys, plan->page_size) > pages->ids.count) return -1;
     }
     const bool has_room = fv__max64(whole_bytes(&pages->ids), whole_bytes(&pages->v_ids)) <= u->s->ids_room;
-    if (has_room && 2 * entries >= pages->ids.count) return 0;
-    return entries * (int64_t)index_bytes(&pages->ids) <= u->s->ids_room ? entries : 0;
+    if (has_room && 2 * entries >= pages->ids.count) return -1;
+    return entries * (int64_t)index_bytes(&pages->ids) <= u->s->ids_room ? entries : -1;
 }
 
 static void put_entries(uploader *u, const fv_index *x, int64_t entries, const void **data, int64_t *stride, int32_t *is64)
@@ -342,7 +343,7 @@ static fv_status put_pages(uploader *u)
     const fv_pages *pages = &u->plan->given.pages;
     d_step *s = u->step;
     const int64_t entries = entries_in_use(u);
-    if (!entries) {
+    if (entries < 0) {
         FV_TRY(put_ids(u, &pages->ids, "batch.pages.ids", &s->ids, &s->ids_stride, &s->ids_64));
         return put_ids(u, &pages->v_ids, "batch.pages.v_ids", &s->v_ids, &s->v_ids_stride, &s->v_ids_64);
     }
