@@ -202,17 +202,19 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
     """Prefill with a prefix that all requests share, k_shared and v_shared [keys, kv_heads, dim], and pages of their own."""
 
     _make = staticmethod(BatchPrefillWithPagedKVCacheWrapper)
+    _causal = False                     # forward() says it, later plans expect it
 
     def begin_forward(self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
                       q_data_type="float16", kv_data_type=None):
         """Plans the requests' own pages."""
         self._wrapper.plan(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
-                           q_data_type=q_data_type, kv_data_type=kv_data_type)
+                           causal=self._causal, q_data_type=q_data_type, kv_data_type=kv_data_type)
 
     plan = begin_forward
 
     def forward(self, q, k_shared, v_shared, unique_kv_cache, causal=False, use_fp16_qk_reduction=False, sm_scale=None, rope_scale=None, rope_theta=None):
         """One layer: q [rows, heads, dim]. `causal` is that of the requests' own keys."""
+        self._causal = causal
         options = dict(sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta)
         out, lse = self._shared(q, k_shared, v_shared, **options)
         merge_state_in_place(out, lse, *self._wrapper.forward_return_lse(q, unique_kv_cache, causal=causal, pos_encoding_mode="NONE", **options))
