@@ -2,7 +2,7 @@
 """What the plug-ins of serving engines share: a step's batch over a page table, planned once for each kind of layer that runs it.
 
 Nouns
-  table      2-D page ids, a row a request (or row table_rows[r]); page_size tokens each
+  table      2-D page ids, a row a request (or row table_rows[r], on the host); page_size tokens each
   step       rows and lengths of a batch on the host, and its table; made once a forward pass
   kind       what a layer's plan depends on: element types, heads, dims, scale, window, soft cap, sinks"""
 
@@ -14,7 +14,7 @@ from .flashinfer import _core as core
 
 
 class Step:
-    """rows [n + 1] and lengths [n] are NumPy arrays; table a tensor [*, width]; table_rows [n] or None. planned: kinds that have a plan for this step."""
+    """rows [n + 1], lengths [n] and table_rows [n] (or None) are NumPy arrays; table a tensor [*, width]. planned: kinds that have a plan for this step."""
 
     __slots__ = ("rows", "lengths", "table", "table_rows", "page_size", "causal", "planned")
 
@@ -53,9 +53,8 @@ class Layers:
         rows, n = step.rows, len(step.lengths)
         decode = bool((np.diff(rows) == 1).all())
         used = int((-(-step.lengths // step.page_size)).sum())
-        table_rows = step.table_rows if step.table_rows is None or cpu else (None, step.table_rows)
         batch = Batch(rows=None if decode else rows, lengths=step.lengths, page_size=step.page_size, num_pages=k.shape[0],
-                      page_ids=step.table if cpu else (None, step.table), table_rows=table_rows, num_requests=n)
+                      page_ids=step.table if cpu else (None, step.table), table_rows=step.table_rows, num_requests=n)
         need = core.Need(n, max(int(rows[-1]), 1), max(int(step.lengths.sum()), 1), max(used, 1))
         attention.update(spec, batch, need, core.Mode(decode=decode), core.stream_of(q))
 

@@ -45,7 +45,7 @@ class FovealAttnBackend(AttentionBackend):
         if getattr(forward_batch, "spec_info", None) is not None:
             raise NotImplementedError("speculative decoding: trees of drafts")
         rows = np.concatenate(([0], np.cumsum(counts)))
-        self._step = Step(rows, lengths, self._table, 1, table_rows=forward_batch.req_pool_indices)
+        self._step = Step(rows, lengths, self._table, 1, table_rows=_host(forward_batch.req_pool_indices))
 
     # Captured decode steps would need a plan before each replay; both generations of SGLang's interface ask here first.
     def init_cuda_graph_state(self, max_bs, max_num_tokens):

@@ -42,3 +42,13 @@ def device(request):
     if name == "cpu":
         torch.set_num_threads(1)        # the models are tiny: threads would only wait for each other
     return torch.device(name)
+
+
+@pytest.fixture
+def by_default(device):
+    """What torch makes without a device lies there."""
+    import torch
+
+    torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)

@@ -29,7 +29,7 @@ def rotate(x, positions, theta=1e4, scale=1.0, interleave=False, rotary_dim=None
 def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=None, rope=None, turned=None, sinks=None, scale=None):
     """(o [rows, heads, dim_v], lse [rows, heads] in base 2) in float64. slopes: FlashInfer's bias, slope * (key - row index). turned: what rounds turned queries and
     keys, where a kernel does (docs/numerics.md)."""
-    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    q, k, v = (numbers(x) for x in (q, k, v))
     rows, heads, dim = q.shape
     keys, group = k.shape[0], heads // k.shape[1]
     scale = dim ** -0.5 if scale is None else scale
@@ -43,7 +43,7 @@ def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=
         s = cap * np.tanh(s / cap)
     if slopes is not None:
         s = s + np.asarray(slopes, np.float64)[:, None, None] * (j - i)
-    visible = np.ones((rows, keys), bool) if mask is None else np.asarray(mask, bool).reshape(rows, keys)
+    visible = np.ones((rows, keys), bool) if mask is None else (numbers(mask) != 0).reshape(rows, keys)
     if causal and mask is None:
         visible &= j + rows <= keys + i
     if window_left >= 0:
@@ -51,12 +51,13 @@ def attend(q, k, v, *, causal=False, window_left=-1, mask=None, cap=0.0, slopes=
     s = np.where(visible[None], s, -np.inf)
     m = s.max(-1, initial=-np.inf) if keys else np.full((heads, rows), -np.inf)
     if sinks is not None:
-        m = np.maximum(m, np.asarray(sinks, np.float64)[:, None])
+        sinks = numbers(sinks)
+        m = np.maximum(m, sinks[:, None])
     with np.errstate(invalid="ignore", divide="ignore"):
         p = np.where(np.isneginf(s), 0, np.exp(s - np.where(np.isneginf(m), 0, m)[..., None]))
         total = p.sum(-1)
         if sinks is not None:
-            total = total + np.exp(np.asarray(sinks, np.float64)[:, None] - m)
+            total = total + np.exp(sinks[:, None] - m)
         o = np.einsum("hij,jhd->ihd", p, v) / np.where(total == 0, 1, total).T[..., None]
         lse = np.where(total == 0, -np.inf, np.where(np.isneginf(m), 0, m) + np.log(total)) / LN2
     return o, lse.T
@@ -156,7 +157,7 @@ class TorchLib:
 def numbers(x):
     """float64 NumPy of any array."""
     if hasattr(x, "detach"):
-        x = x.detach().float().cpu().numpy()
+        x = x.detach().cpu().double().numpy()
     return np.asarray(x).astype(np.float64)
 
 

@@ -9,9 +9,10 @@ import types
 import numpy as np
 import pytest
 
-from reference import attend
+from reference import attend, numbers
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("by_default")
 
 
 def stub(monkeypatch, name, **members):
@@ -31,11 +32,12 @@ class Base:
 
 
 def near(made, wanted):
-    np.testing.assert_allclose(made.double().numpy(), wanted, atol=2e-5)
+    np.testing.assert_allclose(numbers(made), wanted, atol=2e-5)
 
 
 def draw(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), device="cpu")
+    return made.to(torch.get_default_device())
 
 
 # ---- vLLM ----
@@ -53,7 +55,7 @@ def common(rows, lengths, table, slots, pad=0):
     """What vLLM hands to a builder; `pad` requests and tokens more than there are."""
     n, total = len(lengths), rows[-1]
     return types.SimpleNamespace(
-        num_reqs=n, num_actual_tokens=total, causal=True, query_start_loc_cpu=torch.tensor(rows + [total] * pad, dtype=torch.int32),
+        num_reqs=n, num_actual_tokens=total, causal=True, query_start_loc_cpu=torch.tensor(rows + [total] * pad, dtype=torch.int32, device="cpu"),
         query_start_loc=torch.tensor(rows + [total] * pad, dtype=torch.int32), seq_lens=torch.tensor(lengths + [0] * pad, dtype=torch.int32),
         block_table_tensor=torch.tensor(table + [[0] * len(table[0])] * pad, dtype=torch.int32), slot_mapping=torch.tensor(slots + [-1] * pad))
 
@@ -83,11 +85,11 @@ def test_vllm_without_a_registry(monkeypatch, vllm, caplog):
 
 
 @pytest.mark.parametrize("options", [{}, dict(sliding_window=3), dict(logits_soft_cap=5.0), dict(alibi_slopes=[0.5, 0.25, 0.1, 0.05]), dict(sinks=True)])
-def test_vllm_steps(vllm, options):
+def test_vllm_steps(device, vllm, options):
     """A prefill, a step that mixes, a step of decodes; two layers share a plan; padding at the end."""
     if "sinks" in options:
         options = dict(sinks=torch.tensor([0.5, -1, 2, 0]))
-    builder = vllm.FovealMetadataBuilder(types.SimpleNamespace(block_size=4), ["layer"], None, torch.device("cpu"))
+    builder = vllm.FovealMetadataBuilder(types.SimpleNamespace(block_size=4), ["layer"], None, device)
     impls = [vllm.FovealImpl(4, 16, 0.3, 2, options.get("alibi_slopes"), options.get("sliding_window"), "auto", options.get("logits_soft_cap"), "decoder", None,
                              **({"sinks": options["sinks"]} if "sinks" in options else {})) for _ in range(2)]
     caches = [torch.zeros(vllm.FovealBackend.get_kv_cache_shape(8, 4, 2, 16)) for _ in impls]
@@ -107,10 +109,10 @@ def test_vllm_steps(vllm, options):
             out = torch.full((rows[-1] + 2, 64), 9.0)
             assert impl.forward(None, q, k, v, cache, metadata, out) is out
             for i, r in enumerate(active):
-                keys, values = (torch.stack(x).double().numpy() for x in zip(*have[r]))
+                keys, values = (torch.stack(x) for x in zip(*have[r]))
                 mine = slice(rows[i], rows[i + 1])
                 slopes = options.get("alibi_slopes")
-                want, _ = attend(q[mine].double(), keys, values, causal=True, window_left=options.get("sliding_window", 0) - 1, scale=0.3,
+                want, _ = attend(q[mine], keys, values, causal=True, window_left=options.get("sliding_window", 0) - 1, scale=0.3,
                                  cap=options.get("logits_soft_cap", 0), slopes=slopes, sinks=options.get("sinks"))
                 near(out[mine].view(-1, 4, 16), want)
             assert (out[rows[-1]:] == 9).all()
@@ -194,15 +196,15 @@ def test_sglang_steps(sglang, changes, sinks):
                 have[i].append((k[rows[i] + j].view(2, 16), v[rows[i] + j].view(2, 8)))
         lengths = torch.tensor([len(x) for x in have])
         decode = counts == [1, 1]
-        batch = types.SimpleNamespace(forward_mode=mode(decode), seq_lens=lengths, seq_lens_cpu=lengths, req_pool_indices=torch.tensor(requests),
+        batch = types.SimpleNamespace(forward_mode=mode(decode), seq_lens=lengths, seq_lens_cpu=lengths.cpu(), req_pool_indices=torch.tensor(requests),
                                       extend_seq_lens=None if decode else torch.tensor(counts), extend_seq_lens_cpu=None if decode else counts,
                                       token_to_kv_pool=pool, out_cache_loc=torch.tensor(where), spec_info=None)
         backend.init_forward_metadata(batch)
         out = (backend.forward_decode if decode else backend.forward_extend)(q, k, v, mine, batch, **extra)
         assert out.shape == (rows[-1], 32)
         for i in range(2):
-            keys, values = (torch.stack(x).double().numpy() for x in zip(*have[i]))
-            want, _ = attend(q[rows[i]:rows[i + 1]].view(-1, 4, 16).double(), keys, values, causal=True, scale=0.25, cap=changes.get("logit_cap", 0),
+            keys, values = (torch.stack(x) for x in zip(*have[i]))
+            want, _ = attend(q[rows[i]:rows[i + 1]].view(-1, 4, 16), keys, values, causal=True, scale=0.25, cap=changes.get("logit_cap", 0),
                              window_left=changes.get("sliding_window_size", -1), sinks=sinks)
             near(out[rows[i]:rows[i + 1]].view(-1, 4, 8), want)
 

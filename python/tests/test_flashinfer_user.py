@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts written for FlashInfer do around attention: the imports they begin with, arguments by position, caches that are views, index tensors of either
-width, the JIT argument for sinks. Torch tensors on the CPU."""
+width, the JIT argument for sinks. Torch tensors of the CPU, or of a GPU with --device cuda."""
 
 import functools
 import importlib
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import foveal.flashinfer as flashinfer
-from reference import Pages, attend, close, lse_close, make_lib
+from reference import Pages, TorchLib, attend, close, lse_close, numbers
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("by_default")
 
 IMPORTS = {
     "": "single_decode_with_kv_cache single_prefill_with_kv_cache BatchPrefillWithRaggedKVCacheWrapper MultiLevelCascadeAttentionWrapper merge_state",
@@ -77,13 +78,13 @@ def strided(x):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("form", ["combined", "pair", "strided", "strided pair"])
 @pytest.mark.parametrize("width", [torch.int32, torch.int64])
-def test_decode_caches_and_indices(rng, layout, form, width):
+def test_decode_caches_and_indices(device, rng, layout, form, width):
     """float16 by the default data type; outputs into given tensors; int8 workspaces."""
-    pages = Pages(rng, [17, 0, 5, 33], 2, 64, 8, layout=layout, combined="pair" not in form, word="float16", lib=make_lib("torch"))
+    pages = Pages(rng, [17, 0, 5, 33], 2, 64, 8, layout=layout, combined="pair" not in form, word="float16", lib=TorchLib(device.type))
     cache = pages.cache
     if "strided" in form:
         cache = tuple(strided(x) for x in cache) if "pair" in form else strided(cache)
-    table = [torch.from_numpy(x).to(width) for x in (pages.indptr, pages.ids, pages.last)]
+    table = [torch.tensor(x).to(width) for x in (pages.indptr, pages.ids, pages.last)]
     q = torch.randn(4, 4, 64).half()
     for tensor_cores in (False, True):
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(1 << 10, dtype=torch.int8), layout, use_tensor_cores=tensor_cores)
@@ -97,10 +98,10 @@ def test_decode_caches_and_indices(rng, layout, form, width):
             lse_close(lse[r], want_lse[0])
 
 
-def test_arguments_by_position(rng):
+def test_arguments_by_position(device, rng):
     """The order in which vLLM and older scripts give them."""
-    pages = Pages(rng, [17, 5, 33], 2, 64, 8, word="bfloat16", lib=make_lib("torch"))
-    table = [torch.from_numpy(x) for x in (pages.indptr, pages.ids, pages.last)]
+    pages = Pages(rng, [17, 5, 33], 2, 64, 8, word="bfloat16", lib=TorchLib(device.type))
+    table = [torch.tensor(x) for x in (pages.indptr, pages.ids, pages.last)]
     q = torch.randn(3, 4, 64).bfloat16()
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), "NHD", False, True)
     wrapper.plan(*table, 4, 2, 64, 8, "NONE", 7, 30.0, torch.bfloat16, torch.bfloat16, None, None, 0.1, None, None, True, None, None, None, False)
@@ -112,7 +113,7 @@ def test_arguments_by_position(rng):
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), "NHD", False)
     wrapper.plan(rows, *table, 4, 2, 64, 8, 64, None, None, True, "NONE", False, 0.2, -1, 0.0, 1.0, 1e4, "bfloat16", "bfloat16", "bfloat16", True)
     out = wrapper.run(q, pages.cache)
-    single = [flashinfer.single_prefill_with_kv_cache(q[a:b], torch.from_numpy(pages.k[r]).bfloat16(), torch.from_numpy(pages.v[r]).bfloat16(), None, None, None,
+    single = [flashinfer.single_prefill_with_kv_cache(q[a:b], torch.tensor(pages.k[r]).bfloat16(), torch.tensor(pages.v[r]).bfloat16(), None, None, None,
                                                       torch.bfloat16, None, None, True, "NHD", "NONE", False, 0.2, -1, 0.0, 1.0, 1e4, "fa2")
               for r, (a, b) in enumerate(zip(rows, rows[1:]))]
     for r, (a, b) in enumerate(zip(rows, rows[1:])):
@@ -121,10 +122,10 @@ def test_arguments_by_position(rng):
         close(single[r], want, "bfloat16")
 
 
-def test_fast_plan_of_engines(rng):
+def test_fast_plan_of_engines(device, rng):
     """SGLang's way: begin_forward is replaced, buffers are filled by the engine, offsets come from the host."""
-    pages = Pages(rng, [17, 5, 33], 2, 64, 1, word="float16", lib=make_lib("torch"))
-    table = [torch.from_numpy(x) for x in (pages.indptr, pages.ids, pages.last)]
+    pages = Pages(rng, [17, 5, 33], 2, 64, 1, word="float16", lib=TorchLib(device.type))
+    table = [torch.tensor(x) for x in (pages.indptr, pages.ids, pages.last)]
     buffers = torch.empty(4, dtype=torch.int32), torch.empty(80, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), *buffers, "NHD", True)
     wrapper.begin_forward(*table, 4, 2, 64, 1, data_type="float16")
@@ -132,7 +133,7 @@ def test_fast_plan_of_engines(rng):
     first = wrapper.forward(q, pages.cache)
     wrapper.begin_forward = functools.partial(flashinfer.decode.fast_decode_plan, wrapper)
     wrapper.begin_forward(*table, 4, 2, 64, 1, "NONE", data_type=torch.float16, q_data_type=torch.float16, non_blocking=True,
-                          global_override_indptr_cpu=table[0].clone())
+                          global_override_indptr_cpu=table[0].cpu().clone())
     assert (wrapper.forward(q, pages.cache) == first).all() and wrapper.is_cuda_graph_enabled
     close(first[2], attend(q[2:].float(), pages.k[2], pages.v[2])[0][0], "float16")
 
@@ -166,13 +167,14 @@ def test_sinks_by_jit_arguments(rng, window):
         flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8), jit_args=("x",) * 11 + ("FlashSigmoid", "..."))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the default device is a GPU here")
-def test_batch_attention_without_a_gpu(rng):
+def test_batch_attention_by_default(device, rng):
     """The default device is "cuda"; where there is none, the CPU."""
-    pages = Pages(rng, [9, 4], 2, 64, 4, word="bfloat16", lib=make_lib("torch"))
+    if device.type == "cpu" and torch.cuda.is_available():
+        pytest.skip("the default device is a GPU here")
+    pages = Pages(rng, [9, 4], 2, 64, 4, word="bfloat16", lib=TorchLib(device.type))
     wrapper = flashinfer.BatchAttention(kv_layout="NHD")
     rows = torch.tensor([0, 2, 5], dtype=torch.int32)
-    wrapper.plan(rows, *[torch.from_numpy(x) for x in (pages.indptr, pages.ids)], torch.tensor([9, 4], dtype=torch.int32), 4, 2, 64, 64, 4, causal=True)
+    wrapper.plan(rows, *[torch.tensor(x) for x in (pages.indptr, pages.ids)], torch.tensor([9, 4], dtype=torch.int32), 4, 2, 64, 64, 4, causal=True)
     q = torch.randn(5, 4, 64).bfloat16()
     out, lse = wrapper.run(q, pages.cache)
     for r, (a, b) in enumerate(zip(rows, rows[1:])):
@@ -208,5 +210,5 @@ def test_rope_forms_agree(rng):
                 flashinfer.apply_rope_pos_ids(*heads, at, interleave=not neox), flashinfer.apply_rope_with_cos_sin_cache(at, q, k, 64, table, neox)]
         for other in made[1:]:
             for a, b in zip(made[0], other):
-                np.testing.assert_allclose(a.reshape(6, -1), b.reshape(6, -1), atol=1e-5)
+                np.testing.assert_allclose(numbers(a).reshape(6, -1), numbers(b).reshape(6, -1), atol=1e-5)
     assert math.isclose(float(made[0][0].norm()), float(q.norm()), rel_tol=1e-5)
