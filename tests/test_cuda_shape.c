@@ -137,12 +137,60 @@ static void test_choices_are_a_function(void **state)
     fv__problem_free(&p);
 }
 
+/* The text of shape i of bf16 and dims 128 under causal, softcap and window: heads, groups, maxima and sharing differ from shape to shape. */
+static char *text_of_shape(int i, const fv__attend_device *d)
+{
+    static const int groups[] = { 1, 2, 3, 4, 7, 8, 12, 16, 20, 32, 48, 64, 71, 96, 128 };
+    const fv_arg left = { .name = "left", .number = 64 + i }, cap = { .name = "cap", .number = 20 + i % 11 };
+    const fv_variant_use uses[] = { { .name = "causal" }, { .name = "softcap", .args = &cap, .num_args = 1 },
+                                    { .name = "window", .args = &left, .num_args = 1 } };
+    const int group = groups[i % FV__COUNT(groups)], kv_heads = 1 + i / FV__COUNT(groups) % 9, requests = 1 + 5 * i;
+    const fv_problem given = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16", .num_q_heads = group * kv_heads, .num_kv_heads = kv_heads, .dim_qk = 128,
+                               .variants = uses, .num_variants = FV__COUNT(uses) };
+    const fv_plan_desc limits = { .max_requests = requests, .max_rows = requests * (i % 2 ? 1 : 1 + i), .max_kv_tokens = 1000 * (1 + i),
+                                  .max_pages = 1 + i * i, .workers = i % 7, .checked = i % 3 == 0,
+                                  .sharing = i % 5 ? FV_SHARING_OFF : FV_SHARING_FIND };
+    fv__problem p;
+    fv__attend_config c;
+    assert_int_equal(fv__problem_init(&given, &p, NULL), FV_OK);
+    assert_int_equal(fv__attend_configure(&p, &limits, d, &c, NULL), FV_OK);
+    char *text = fv__attend_text(&p, &c);
+    assert_non_null(text);
+    fv__problem_free(&p);
+    return text;
+}
+
+/* A build is known by its text (and by options and an arch that are the same for all): 1,000 shapes ask for two. */
+static void test_a_thousand_shapes_are_two_builds(void **state)
+{
+    (void)state;
+    for (int device = 1; device < FV__COUNT(devices); device++) {
+        const fv__attend_device d = device_of(device);
+        char *builds[2] = { NULL };
+        int n = 0;
+        for (int i = 0; i < 1000; i++) {
+            char *text = text_of_shape(i, &d);
+            bool known = false;
+            for (int k = 0; k < n; k++) known = known || !strcmp(builds[k], text);
+            if (known) {
+                free(text);
+            } else {
+                assert_true(n < 2);
+                builds[n++] = text;
+            }
+        }
+        assert_int_equal(n, 2);
+        for (int k = 0; k < n; k++) free(builds[k]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_choice_fits),
         cmocka_unit_test(test_the_large_device_takes_all),
         cmocka_unit_test(test_choices_are_a_function),
+        cmocka_unit_test(test_a_thousand_shapes_are_two_builds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,7 +238,7 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
     c->uses_bytes = fv__attend_use_offset(p, p->num_uses);
     if (c->uses_bytes > 1024) return refuse(err, "problem.variants", c->uses_bytes, 1024, "the variants' arguments need more than 1024 bytes");
     if (c->k_stored == FV__E2M1 && p->dim_qk % 16) return refuse(err, "problem.dim_qk", p->dim_qk, 16, "4-bit keys need a multiple of 16");
-    const int size = !c->decode ? 2 : p->group <= 16 ? 0 : p->group <= 64 ? 1 : 2;
+    const int size = c->decode && p->group <= 16 ? 0 : 2;       /* decode of larger groups takes the build that mixed batches have */
     if (!choose_shape(c, device, size)) {
         c->tile = c->k_stored > FV__F32 || c->v_stored > FV__F32 ? 32 : 16;
         choose_kinds(c, 0);
