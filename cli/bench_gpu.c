@@ -346,18 +346,31 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-/* Seconds of fv_plan_create of a kernel with three variants, in a context of its own. */
-static double time_create(const bench *b, const char *folder)
+/* A plan of bf16 and dims 128 under three variants; number 0 is that of the times, 1 .. differ in
+ * heads, groups, maxima and arguments. */
+static fv_status create_plan(fv_ctx *ctx, int n, fv_plan **plan, fv_error *err)
 {
-    const fv_arg left = { .name = "left", .number = 1023 }, cap = { .name = "cap", .number = 30 };
+    static const int groups[] = { 4, 1, 2, 3, 5, 8, 16, 32, 64, 128 };
+    const int num_groups = (int)(sizeof groups / sizeof groups[0]), kv_heads = 1 + (n + 7) % 8;
+    const fv_arg left = { .name = "left", .number = 1023 + n },
+                 cap = { .name = "cap", .number = 30 + n % 3 };
     const fv_variant_use uses[] = { { .name = "causal" },
                                     { .name = "softcap", .args = &cap, .num_args = 1 },
                                     { .name = "window", .args = &left, .num_args = 1 } };
     const fv_problem problem = { .q = "bf16", .k = "bf16", .v = "bf16", .o = "bf16",
-                                 .num_q_heads = 32, .num_kv_heads = 8, .dim_qk = 128,
+                                 .num_q_heads = kv_heads * groups[n % num_groups],
+                                 .num_kv_heads = kv_heads, .dim_qk = 128,
                                  .variants = uses, .num_variants = 3 };
-    const fv_plan_desc limits = { .max_requests = 64, .max_rows = 4096, .max_kv_tokens = 1 << 17,
-                                  .max_pages = 1 << 13 };
+    const fv_plan_desc limits = { .max_requests = 64 - n % 3,
+                                  .max_rows = n % 2 ? 64 - n % 3 : 4096 - n,
+                                  .max_kv_tokens = (1 << 17) - n,
+                                  .max_pages = (1 << 13) - n };
+    return fv_plan_create(ctx, &problem, &limits, plan, err);
+}
+
+/* Seconds of fv_plan_create, in a context of its own. */
+static double time_create(const bench *b, const char *folder)
+{
     const fv_open_desc desc = { .device = b->device.device, .cache_dir = folder };
     fv_error err = { 0 };
     fv_ctx *ctx = NULL;
@@ -365,7 +378,7 @@ static double time_create(const bench *b, const char *folder)
     fv_status status = fv_open(&desc, &ctx, &err);
     const double start = cli_now();
     if (status == FV_OK)
-        status = fv_plan_create(ctx, &problem, &limits, &plan, &err);
+        status = create_plan(ctx, 0, &plan, &err);
     const double seconds = cli_now() - start;
     fv_plan_destroy(&plan);
     fv_close(&ctx);
@@ -405,6 +418,43 @@ static bool compile_case(bench *b, const char *name, bool warm)
     return good;
 }
 
+static int entries;                     /* nftw has no argument to give */
+
+static int count_one(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+    const char *dot = strrchr(path + where->base, '.');
+    (void)st;
+    entries += type == FTW_F && dot && !strcmp(dot, ".cubin");
+    return 0;
+}
+
+/* How many kernels a folder that was empty holds after plans of 1000 shapes. */
+static bool compile_shapes(bench *b, const char *name)
+{
+    char folder[] = "/tmp/foveal_bench_XXXXXX";
+    if (!mkdtemp(folder))
+        return cli_fail("%s cannot be made", folder), false;
+    const fv_open_desc desc = { .device = b->device.device, .cache_dir = folder };
+    fv_error err = { 0 };
+    fv_ctx *ctx = NULL;
+    fv_status status = fv_open(&desc, &ctx, &err);
+    for (int i = 0; i < 1000 && status == FV_OK; i++) {
+        fv_plan *plan = NULL;
+        status = create_plan(ctx, i, &plan, &err);
+        fv_plan_destroy(&plan);
+    }
+    fv_close(&ctx);
+    entries = 0;
+    nftw(folder, count_one, 16, FTW_PHYS);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    if (status == FV_OK)
+        bench_report(b, &(result){ .goal = "C", .name = name, .unit = "kernels", .ours = entries,
+                                   .low = entries, .high = entries });
+    else
+        cli_failed("compile", &err);
+    return status == FV_OK;
+}
+
 static bool compile_cold(bench *b, const char *name) { return compile_case(b, name, false); }
 static bool compile_warm(bench *b, const char *name) { return compile_case(b, name, true); }
 
@@ -417,6 +467,7 @@ static const bench_case others[] = {
     { "plan 256 x 4096 page 1 ids on the GPU", plan_device_ids },
     { "compile causal softcap window cold", compile_cold },
     { "compile causal softcap window from disk", compile_warm },
+    { "compile 1000 shapes of bf16 dims 128", compile_shapes },
 };
 
 bool bench_gpu_case(int n, bench_case *out)

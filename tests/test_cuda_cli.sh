@@ -23,6 +23,7 @@ expect 0 "62.50..62.50" bench --device cuda:0 --seconds 0 --filter "decode b=1 L
 [ "$(wc -l <"$work/rows.csv")" -eq 2 ] && [ "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')" -eq 10 ] && ok || bad "a header and a row of ten columns"
 expect 0 "trees 16 x 4" bench --device cuda:0 --seconds 0 --filter "trees 16 x 4"
 expect 0 "compile causal softcap window from disk" bench --device cuda:0 --seconds 0 --filter compile
+check "1000 shapes ask for two kernels" grep -qE '^compile 1000 shapes of bf16 dims 128 +kernels +2\.00 ' "$work/out"
 expect 0 "plan 256 x 4096 page 1 ids on the GPU" bench --device cuda:0 --seconds 0 --filter plan
 expect 0 "left out: it needs 4.3 GB" bench --device cuda:0 --seconds 0 --filter "decode b=256 L=4096 32/8"
 trace=bench/traces/azure_2023_conversation.csv
