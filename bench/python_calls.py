@@ -56,10 +56,11 @@ class Rows:
     def __init__(self, device, goal):
         self.name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
         self.goal = goal
+        self.commit = os.environ.get("COMMIT", "")
         try:
-            self.commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+            self.commit = self.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         except (OSError, subprocess.CalledProcessError):
-            self.commit = ""
+            pass
 
     def add(self, case, unit, ours, peer="", peer_value="", bound=""):
         peer_value = f"{peer_value:.3f}" if isinstance(peer_value, float) else peer_value

@@ -61,10 +61,19 @@ def _kind(spec, extras):
     return (spec._replace(scale=0, variants=tuple(name for name, _ in spec.variants)), extras)
 
 
-def make_spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, *, sm_scale=None, causal=False, window_left=-1,
+_WORDS = (type(None), bool, int, float, str)
+
+
+def make_spec(*types_and_sizes, **words):
+    """FlashInfer's words as a Spec, made once for each choice of them: the arguments of _spec. Numbers may be of any library."""
+    return _spec(*types_and_sizes, **{name: x if type(x) in _WORDS else float(x) for name, x in words.items()})
+
+
+@functools.lru_cache(maxsize=256)
+def _spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, *, sm_scale=None, causal=False, window_left=-1,
               logits_soft_cap=None, pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, custom_mask=False, items=False,
               ranges=False):
-    """FlashInfer's words as a Spec. A custom mask replaces the causal one. ranges: of the keys that count (padding is what lies outside)."""
+    """A custom mask replaces the causal one. ranges: of the keys that count (padding is what lies outside)."""
     variants = []
     alibi = pos_encoding_mode == "ALIBI"
     if pos_encoding_mode == "ROPE_LLAMA":
@@ -140,6 +149,7 @@ class Attention:
         self.mode = None
         self.stream = None
         self.single = None          # what prefill._single has planned
+        self.told = self.key = self.problem = None      # spec, extras and mode of the step, and what they come to
         self.plain = False          # a run without scales and sinks brings no arguments
 
     def update(self, spec, batch, need, mode=Mode(), stream=None):
@@ -158,8 +168,12 @@ class Attention:
             self._apply()
 
     def _apply(self):
-        key = (_kind(self.spec, self.extras), self.mode)
-        problem = _problem(self.spec, self.extras)
+        told = self.spec, self.extras, self.mode
+        if told != self.told:
+            self.key, self.problem = (_kind(self.spec, self.extras), self.mode), _problem(self.spec, self.extras)
+            self.plain = self.extras == Extras() and self.spec.k not in _NARROW and not self.spec.alibi
+            self.told = told
+        key, problem = self.key, self.problem
         entry = self.entries.get(key)
         if entry is None or not all(n <= limit for n, limit in zip(self.need, entry.limits)):
             entry = self._make(key, problem, entry.limits if entry else _FLOOR)
@@ -168,7 +182,6 @@ class Attention:
             entry.plan.update(self.batch, problem=problem, stream=self.stream)
             entry.batch, entry.problem = self.batch, problem
         self.plan, self.handle = entry.plan, entry.handle
-        self.plain = self.extras == Extras() and self.spec.k not in _NARROW and not self.spec.alibi
 
     def _make(self, key, problem, old):
         mode = self.mode
