@@ -73,8 +73,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         """Plans a step. Per level: row offsets (the rows of each page list), page table. `causal` is the last level's."""
         if any(len(x) != self._num_levels for x in (qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len)):
             raise ValueError(f"the wrapper was made for {self._num_levels} levels")
-        self._segmented = (not self._use_cuda_graph and pos_encoding_mode == "NONE" and window_left < 0 and self._num_levels <= 8
-                           and self._device == "cpu")
+        self._segmented = not self._use_cuda_graph and pos_encoding_mode == "NONE" and window_left < 0 and self._num_levels <= 8
         options = dict(pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale,
                        rope_theta=rope_theta, q_data_type=q_data_type, kv_data_type=kv_data_type)
         if self._segmented:
@@ -118,15 +117,24 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
             tokens += int(lengths.sum())
             base += int(lengths.max()) if len(lengths) else 0
         segments = {name: np.concatenate(x).astype(np.int64) for name, x in columns.items()}
-        ids = np.concatenate([arrays.host_ints(x)[:int(arrays.host_ints(p)[-1])] for x, p in zip(indices_arr, indptr_arr)])
+        ids = self._one_list([arrays.index(x, slice(int(arrays.host_ints(p)[-1]))) for x, p in zip(indices_arr, indptr_arr)])
         self._types = self._set_dtypes(q_type, kv_type, None)
         spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
                                     logits_soft_cap=cap))
-        batch = dict(rows=[0, total], row_positions=positions.astype(np.int32), page_size=page_size, page_ids=ids, segments=segments)
+        batch = dict(rows=[0, total], row_positions=positions.astype(np.int32), page_size=page_size,
+                     page_ids=ids if self._device == "cpu" else (None, ids), segments=segments)
         need = core.Need(1, total, max(tokens, 1), max(entries, 1), len(segments["num_keys"]), total * self._num_levels, self._num_levels)
         self._rows_total = total
         self._again = batch
-        self._attention.update(spec, Batch(num_pages=self._pool.plan(ids, entries), **batch), need, core.Mode())
+        stream = core.stream_of(self._float_workspace_buffer)
+        self._attention.update(spec, Batch(num_pages=self._pool.plan(ids, entries), **batch), need, core.Mode(), stream)
+
+    def _one_list(self, lists):
+        """The page ids of all levels, one behind the other, where kernels read them."""
+        if self._device == "cpu":
+            return np.concatenate([arrays.host_ints(x) for x in lists])
+        lists = [arrays.to_device(x, self._float_workspace_buffer) for x in lists]
+        return arrays.torch_of(lists[0]).cat(lists)
 
     def run(self, q, paged_kv_cache, return_lse=False):
         """One layer. All levels lie in one cache."""
@@ -137,7 +145,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
                 raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
             if self._pool.differs(k.shape[0]):
                 a = self._attention
-                a.update(a.spec, Batch(num_pages=k.shape[0], **self._again), a.need, a.mode)
+                a.update(a.spec, Batch(num_pages=k.shape[0], **self._again), a.need, a.mode, a.stream)
             return core.run(self._attention, q, k, v, return_lse=return_lse)
         if self._levels is None:
             raise ValueError("call plan() before run()")
