@@ -569,7 +569,9 @@ FV_DEVICE float load_query(args p, const row_info &r, int d)
 #define Q_BATCH 1
 #else
 #define PLAIN_Q (FV_QT == FV_CT && (FV_CT == FV_F32 || fv_fields(FV_KS) == 1))
-#define Q_BATCH 8                       /* words of Q asked for before the first is waited for */
+/* Words of Q asked for before the first is waited for. 1 where hardly any Q comes here; but beside so small a load_q, ptxas leaves begin_piece of wide
+ * rows too few registers. */
+#define Q_BATCH (PLAIN_Q && Q_UNITS <= 16 ? 1 : 8)
 #endif
 
 /* Word i of Q in the order that K's type wants. */
@@ -592,7 +594,7 @@ COLD void load_q(args p, int rows)
 {
     enum { CHUNKS = 2 * Q_UNITS, N = 128 / fv_bits(FV_CT), MAIN = FV_DK - FV_TAIL, WORDS = 4 * CHUNKS };
     if (PLAIN_Q && (p.wide & 4)) {
-#pragma unroll 4
+#pragma unroll 2
         for (int i = threadIdx.x; i < rows * CHUNKS; i += NT) {
             const int u = i / CHUNKS, chunk = i % CHUNKS;
             const bool tail = FV_TAIL && chunk * N >= MAIN;
@@ -938,7 +940,7 @@ FV_DEVICE row_info read_row(args p, int u, bool consecutive)
 #define FIRST_OVER (FV_INVARIANT ? (int)((unsigned)(W.origin + W.key_begin) % FV_T) : -1)
 
 /* Which tiles the piece has, and what must be masked in them; by one thread. */
-FV_DEVICE void choose_tiles(int over)
+COLD void choose_tiles(int over)
 {
     const int first = W.key_begin, count = W.num_tiles;
     int begin = first, end = W.key_end, clear_begin, clear_end;
@@ -1016,8 +1018,12 @@ COLD void begin_piece(args p, int rows)
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(i * FV_LOOK);
     load_q(p, rows);
+#pragma unroll 1
+    for (int i = 0; i < GROUPS; i++) {
+        publish(p, i * FV_LOOK, ids[0]);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) publish(p, i * FV_LOOK, ids[i]);
+        for (int k = 1; k < GROUPS; k++) ids[k - 1] = ids[k];
+    }
     __syncthreads();
 #pragma unroll 1
     for (int e = 0; e < RING - 1; e++) {
@@ -1402,27 +1408,29 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
     const int lane = threadIdx.x % 32, j = lane & 3;
     enum { COUNT = 16 * WR * MTS };
     const int copy = WK == 1 ? 0 : at.key / (FV_T / WK) * COUNT;
-    float *o = (float *)(memory + O_AT) + lane / 4 * O_STRIDE;          /* all rows of a thread are the same modulo 8 */
+    const int row0 = copy + at.row + lane / 4;          /* the thread's first; the others are the same modulo 8, so a column lies alike in all */
+    float *o = (float *)(memory + O_AT) + row0 * O_STRIDE;
+    if (j == 0 && at.unit == 0)
 #pragma unroll
-    for (int k = 0; k < MTS; k++)
+        for (int i = 0; i < 2 * MTS; i++)
+            SUMS[row0 + i / 2 * 16 * WR + i % 2 * 8] = make_float2(x.m[mt0 + i / 2][i % 2] * factor, x.l[mt0 + i / 2][i % 2]);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int mt = mt0 + k, row = copy + k * 16 * WR + at.row + h * 8 + lane / 4;
-            if (j == 0 && at.unit == 0) SUMS[row] = make_float2(x.m[mt][h] * factor, x.l[mt][h]);
+    for (int n = 0; n < NU * V_TILES; n += V_FIELDS) {
+        const int unit = at.unit + n / V_TILES;
+        if (unit >= V_UNITS) continue;
 #pragma unroll
-            for (int n = 0; n < NU * V_TILES; n += V_FIELDS) {
-                const int unit = at.unit + n / V_TILES;
-                if (unit >= V_UNITS) continue;
+        for (int c = 0; c < 2 * V_FIELDS; c += 2) {
+            const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, 0, 0) + 2 * V_FIELDS * j + c;
+            if (FV_DV % fv_unit_elements(FV_VS) && d >= O_STRIDE) continue;
+            float *to = o + (V_FIELDS == 1 ? o_column(lane / 4, d - 2 * j) + 2 * j : o_column(lane / 4, d));
 #pragma unroll
-                for (int c = 0; c < 2 * V_FIELDS; c += 2) {
-                    const int d = unit * fv_unit_elements(FV_VS) + fv_v_column<FV_VS>(n % V_TILES, 0, 0) + 2 * V_FIELDS * j + c;
-                    if (FV_DV % fv_unit_elements(FV_VS) && d >= O_STRIDE) continue;
-                    const int column = V_FIELDS == 1 ? o_column(lane / 4, d - 2 * j) + 2 * j : o_column(lane / 4, d);
-                    *(float2 *)(o + (row - lane / 4) * O_STRIDE + column) =
-                        make_float2(x.o[mt][n + c % V_FIELDS][2 * h + c / V_FIELDS], x.o[mt][n + (c + 1) % V_FIELDS][2 * h + (c + 1) / V_FIELDS]);
-                }
+            for (int i = 0; i < 2 * MTS; i++) {
+                const float(&from)[NU * V_TILES][4] = x.o[mt0 + i / 2];
+                *(float2 *)(to + (i / 2 * 16 * WR + i % 2 * 8) * O_STRIDE) =
+                    make_float2(from[n + c % V_FIELDS][2 * (i % 2) + c / V_FIELDS], from[n + (c + 1) % V_FIELDS][2 * (i % 2) + (c + 1) / V_FIELDS]);
             }
         }
+    }
 }
 
 /* Writes the block's rows: to slot + i, or (slot < 0) finished. The ring must hold nothing that is still needed, but in the invariant mode, where 16 WR
