@@ -230,6 +230,31 @@ static void check_arithmetic(const probe *p)
     report(p, "comparisons", ok, "differ (%.0f, %.0f)", 0, 0);
 }
 
+/* Products are exact, each of the two sums may round: no more than the larger operand's last place. */
+static void check_pairs(const probe *p)
+{
+    uint16_t a[2 * PROBE_BLOCK], b[2 * PROBE_BLOCK], joined[PROBE_BLOCK];
+    float c[PROBE_BLOCK], y[PROBE_BLOCK];
+    uint64_t state = 13;
+    double worst = 0;
+    for (int i = 0; i < 2 * PROBE_BLOCK; i++) {
+        a[i] = (uint16_t)(bits_of((float)((int32_t)next_random(&state) >> 8) / 65536) >> 16);
+        b[i] = (uint16_t)(bits_of((float)((int32_t)next_random(&state) >> 8) / 65536) >> 16);
+        c[i / 2] = (float)((int32_t)next_random(&state) >> 8) / 1024;
+    }
+    p->dot(a, b, c, y);
+    for (int i = 0; i < PROBE_BLOCK; i++) {
+        const double first = (double)of_bits((uint32_t)a[2 * i] << 16) * of_bits((uint32_t)b[2 * i] << 16);
+        const double second = (double)of_bits((uint32_t)a[2 * i + 1] << 16) * of_bits((uint32_t)b[2 * i + 1] << 16);
+        const double e = fabs(y[i] - (first + second + c[i])) / (fabs(first) + fabs(second) + fabs(c[i]));
+        if (e > worst) worst = e;
+    }
+    report(p, "dot_bf16", worst <= 0x1p-23, "error %.3g of its terms (%.0f)", worst, 0);
+    for (int i = 0; i < PROBE_BLOCK; i++) c[i] = of_bits((uint32_t)a[i] << 16);
+    p->join(c, joined);
+    report(p, "join_bf16", !memcmp(joined, a, sizeof joined), "differs (%.0f, %.0f)", 0, 0);
+}
+
 /* ------------------------------------------------------------------------------------------------------------- types */
 
 static bool same(float a, float b) { return isnan(a) ? isnan(b) : bits_of(a) == bits_of(b); }
@@ -330,6 +355,7 @@ static void check_level(const probe *p)
     check_ends(p);
     check_rotate(p);
     check_arithmetic(p);
+    check_pairs(p);
     for (int type = 0; type < FV__NUM_DTYPES; type++) {
         check_load(p, (fv__dtype)type);
         check_store(p, (fv__dtype)type);

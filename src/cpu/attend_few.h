@@ -5,8 +5,9 @@
  *   values   rows x vectors of d accumulators, each block of keys summed from zero in key order
  *
  * Heads of a token lie side by side, and a block is done head by head: memory would be read in pieces, strided. So a whole block is asked for into
- * the second-level cache, in the order of memory, while the one before it is multiplied. Element types other than f32, f16, bf16, rows that are no whole
- * number of vectors, and rows that hooks change are unpacked first.
+ * the second-level cache, in the order of memory, while the one before it is multiplied. Elements of 4 bits, rows that are no whole number of
+ * vectors, and rows that hooks change are unpacked first. Where the level multiplies pairs of bf16, queries of bf16 stay as they are and elements of
+ * keys that bf16 holds exactly are brought into pairs.
  *
  * Part of attend_tmpl.c. */
 
@@ -81,6 +82,13 @@ VFN void load_parts(int dtype, int parts, const char *base, int d, v_f32 *y)
     for (int i = 0; i < parts; i++) y[i] = load_as(dtype, base, d + i * V_LANES);
 }
 
+/* Pairs of d as they lie. */
+VFN v_i32 load_pairs(int dtype, const char *base, int d)
+{
+    if (dtype == FV__DTYPE_bf16) return v_pairs_bf16(base + 2 * (int64_t)d);
+    return v_join_bf16(load_as(dtype, base, d), load_as(dtype, base, d + V_LANES));
+}
+
 /* (even, odd) to (low, high). */
 #if V_LANES == 1
 VFN void join_parts(v_f32 *y) { (void)y; }
@@ -148,6 +156,20 @@ VFN void few_step(int rows, int keys, int parts, int dtype, const float *q, int 
     }
 }
 
+/* The same over 2 * V_LANES of d, in pairs of bf16. */
+VFN void few_dots(int rows, int keys, int dtype, const char *q, int dim, const char *const *k, int d, v_f32 *acc)
+{
+    v_i32 x[FEW];
+    V_UNROLL
+    for (int i = 0; i < rows; i++) x[i] = v_pairs_bf16(q + 2 * ((int64_t)i * dim + d));
+    V_UNROLL
+    for (int j = 0; j < keys; j++) {
+        const v_i32 y = load_pairs(dtype, k[j], d);
+        V_UNROLL
+        for (int i = 0; i < rows; i++) acc[i * keys + j] = v_dot_bf16(x[i], y, acc[i * keys + j]);
+    }
+}
+
 /* What the next block's rows of K (V) are asked for by: token by token, all units of a token together, as they lie in memory. A run is as much of a
  * token as lies in one place: the rows of all units, or one row. */
 typedef struct ahead {
@@ -177,20 +199,6 @@ VFN void ask_ahead(ahead *a, int64_t bytes)
     }
 }
 
-/* The same over 2 * V_LANES of d, Q and K both bf16 as they lie. */
-VFN void few_dots(int rows, int keys, const char *q, int dim, const char *const *k, int d, v_f32 *acc)
-{
-    v_i32 x[FEW];
-    V_UNROLL
-    for (int i = 0; i < rows; i++) x[i] = v_loadi((const int32_t *)(q + 2 * ((int64_t)i * dim + d)));
-    V_UNROLL
-    for (int j = 0; j < keys; j++) {
-        const v_i32 y = v_loadi((const int32_t *)(k[j] + 2 * d));
-        V_UNROLL
-        for (int i = 0; i < rows; i++) acc[i * keys + j] = v_dot_bf16(x[i], y, acc[i * keys + j]);
-    }
-}
-
 /* Rows to read, and those to ask for meanwhile: as many. */
 typedef struct few_rows {
     const char *const *now;             /* [KEYS] */
@@ -208,7 +216,7 @@ VFN void few_scores(int rows, int dtype, bool dots, const float *q, int dim, con
         int d = 0;
         V_UNROLL
         for (int i = 0; i < ACCS; i++) acc[i] = v_set(0.0f);
-        for (; dots && d < dim; d += 2 * V_LANES) few_dots(rows, step, (const char *)q, dim, k->now + key, d, acc);
+        for (; dots && d < dim; d += 2 * V_LANES) few_dots(rows, step, dtype, (const char *)q, dim, k->now + key, d, acc);
         for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k->now + key, d, acc);
         for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k->now + key, d, acc);
         V_UNROLL
@@ -276,33 +284,45 @@ VFN void few_values(int rows, int dtype, const few_sums *x)
 typedef void scores_fn(const float *q, int dim, const few_rows *k, float *s);
 typedef void values_fn(const few_sums *x);
 
-#define FEW_KERNELS(rows, type)                                                                                                        \
+#define FEW_SCORES(rows, type)                                                                                                         \
     static void scores_##rows##_##type(const float *q, int dim, const few_rows *k, float *s)                                           \
-    { few_scores(rows, FV__DTYPE_##type, false, q, dim, k, s); }                                                                              \
-    static void values_##rows##_##type(const few_sums *x) { few_values(rows, FV__DTYPE_##type, x); }
-#define FEW_TYPES(rows) FEW_KERNELS(rows, f32) FEW_KERNELS(rows, f16) FEW_KERNELS(rows, bf16)
-FEW_TYPES(1)
-FEW_TYPES(2)
-FEW_TYPES(4)
-FEW_TYPES(8)
+    { few_scores(rows, FV__DTYPE_##type, false, q, dim, k, s); }
+#define FEW_DOTS(rows, type)                                                                                                           \
+    static void dots_##rows##_##type(const float *q, int dim, const few_rows *k, float *s)                                             \
+    { few_scores(rows, FV__DTYPE_##type, true, q, dim, k, s); }
+#define FEW_VALUES(rows, type) static void values_##rows##_##type(const few_sums *x) { few_values(rows, FV__DTYPE_##type, x); }
 
+/* The element types that are read as they lie: f32 and f16, and those that bf16 holds exactly. */
+#define FEW_SHORT(make, rows) make(rows, bf16) make(rows, int8) make(rows, fp8_e4m3) make(rows, fp8_e5m2)
+#define FEW_TYPES(make, rows) make(rows, f32) make(rows, f16) FEW_SHORT(make, rows)
+#define FEW_ROWS(types, make) types(make, 1) types(make, 2) types(make, 4) types(make, 8)
+FEW_ROWS(FEW_TYPES, FEW_SCORES)
+FEW_ROWS(FEW_TYPES, FEW_VALUES)
+
+/* [1, 2, 4, 8 rows][type_index] */
+#define FEW_SCORES_OF(rows, type) scores_##rows##_##type,
+#define FEW_VALUES_OF(rows, type) values_##rows##_##type,
+#define FEW_TABLE(types, make) { { types(make, 1) }, { types(make, 2) }, { types(make, 4) }, { types(make, 8) } }
+enum { NUM_TYPES = 6, FIRST_SHORT = 2 };
+static scores_fn *const scores_table[4][NUM_TYPES] = FEW_TABLE(FEW_TYPES, FEW_SCORES_OF);
+static values_fn *const values_table[4][NUM_TYPES] = FEW_TABLE(FEW_TYPES, FEW_VALUES_OF);
 #if V_DOTS
-#define FEW_DOTS(rows)                                                                                                                 \
-    static void scores_##rows##_dots(const float *q, int dim, const few_rows *k, float *s)                                             \
-    { few_scores(rows, FV__DTYPE_bf16, true, q, dim, k, s); }
-FEW_DOTS(1)
-FEW_DOTS(2)
-FEW_DOTS(4)
-FEW_DOTS(8)
-static scores_fn *const dots_table[4] = { scores_1_dots, scores_2_dots, scores_4_dots, scores_8_dots };
+FEW_ROWS(FEW_SHORT, FEW_DOTS)
+#define FEW_DOTS_OF(rows, type) dots_##rows##_##type,
+static scores_fn *const dots_table[4][NUM_TYPES - FIRST_SHORT] = FEW_TABLE(FEW_SHORT, FEW_DOTS_OF);
 #endif
 
-/* [1, 2, 4, 8 rows][f32, f16, bf16] */
-#define FEW_ROW(kind, rows) { kind##_##rows##_f32, kind##_##rows##_f16, kind##_##rows##_bf16 }
-static scores_fn *const scores_table[4][3] = { FEW_ROW(scores, 1), FEW_ROW(scores, 2), FEW_ROW(scores, 4), FEW_ROW(scores, 8) };
-static values_fn *const values_table[4][3] = { FEW_ROW(values, 1), FEW_ROW(values, 2), FEW_ROW(values, 4), FEW_ROW(values, 8) };
-
-static int type_index(int dtype) { return dtype == FV__DTYPE_f16 ? 1 : dtype == FV__DTYPE_bf16 ? 2 : 0; }
+static int type_index(int dtype)
+{
+    switch (dtype) {
+    case FV__DTYPE_f32: return 0;
+    case FV__DTYPE_f16: return 1;
+    case FV__DTYPE_bf16: return 2;
+    case FV__DTYPE_int8: return 3;
+    case FV__DTYPE_fp8_e4m3: return 4;
+    default: return 5;                  /* fp8_e5m2 */
+    }
+}
 static int rows_index(int packed) { return packed > 4 ? 3 : packed > 2 ? 2 : packed - 1; }
 
 /* ------------------------------------------------------------------------------------------------------------ softmax */
@@ -447,14 +467,14 @@ static scores_fn *choose_scores(const work *w)
 {
     const int rows = rows_index(w->packed);
 #if V_DOTS
-    if (w->k_dots) return dots_table[rows];
+    if (w->k_dots) return dots_table[rows][type_index(w->p->k) - FIRST_SHORT];
 #endif
-    return scores_table[rows][w->k_direct ? type_index(w->p->k) : 0];
+    return scores_table[rows][type_index(w->k_direct ? w->p->k : FV__DTYPE_f32)];
 }
 
 static values_fn *choose_values(const work *w)
 {
-    return values_table[rows_index(w->packed)][w->v_direct ? type_index(w->p->v) : 0];
+    return values_table[rows_index(w->packed)][type_index(w->v_direct ? w->p->v : FV__DTYPE_f32)];
 }
 
 /* Unit `at` of those that are done together. */

@@ -63,6 +63,9 @@ VFN int bits_as(int dtype)
     return dtype == FV__DTYPE_f32 ? 32 : dtype == FV__DTYPE_f16 || dtype == FV__DTYPE_bf16 ? 16 : dtype == FV__DTYPE_fp4_e2m1 ? 4 : 8;
 }
 
+/* Types whose every element bf16 holds exactly. */
+VFN bool fits_bf16(int dtype) { return dtype == FV__DTYPE_bf16 || bits_as(dtype) <= 8; }
+
 /* The first n < V_LANES elements; the other lanes are 0 and their memory is not touched. */
 VFN v_f32 load_part(int dtype, const void *base, int64_t i, int n)
 {
@@ -262,8 +265,6 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
 
 /* ------------------------------------------------------------------------------------------------------- the problem */
 
-static bool has_bits(int dtype, int want16) { return want16 ? bits_as(dtype) >= 16 : true; }
-
 /* A visible hook whose text never says "head" (as at.head must) cannot depend on it: then one head is asked for all. */
 static void find_hooks(work *w)
 {
@@ -292,9 +293,9 @@ static void begin(work *w, const fv__run *run)
     w->dv_pad = pad_lanes(p->dim_v);
     w->unit_heads = run->plan->unit_heads;
     find_hooks(w);
-    w->k_direct = has_bits(p->k, 1) && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
-    w->k_dots = V_DOTS && w->k_direct && p->k == FV__DTYPE_bf16 && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
-    w->v_direct = has_bits(p->v, 1) && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
+    w->k_direct = bits_as(p->k) >= 8 && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
+    w->k_dots = V_DOTS && w->k_direct && fits_bf16(p->k) && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
+    w->v_direct = bits_as(p->v) >= 8 && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
     w->v_from_k = p->v_in_k && !w->has_key && !w->has_value;
     memset(w->zeros, 0, (FV__MAX_DIM + SLACK) * sizeof(float));
 }

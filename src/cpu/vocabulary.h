@@ -72,6 +72,7 @@ VFN v_i32 v_iota(void) { return 0; }
 
 /* Elements as they lie in memory, to one unsigned integer a lane and back. */
 VFN v_u32 v_load_u8(const void *p) { return *(const uint8_t *)p; }
+VFN v_i32 v_load_s8(const void *p) { return *(const int8_t *)p; }
 VFN v_u32 v_load_u16(const void *p) { uint16_t r; __builtin_memcpy(&r, p, 2); return r; }
 VFN void v_store_u8(void *p, v_u32 x) { *(uint8_t *)p = (uint8_t)x; }
 VFN void v_store_u16(void *p, v_u32 x) { const uint16_t r = (uint16_t)x; __builtin_memcpy(p, &r, 2); }
@@ -82,6 +83,7 @@ typedef int32_t v_i32 __attribute__((vector_size(4 * V_LANES)));
 typedef uint32_t v_u32 __attribute__((vector_size(4 * V_LANES)));
 typedef v_i32 v_mask;                   /* -1 or 0 in each lane */
 typedef double v_f64 __attribute__((vector_size(8 * V_LANES)));
+typedef int8_t v_s8 __attribute__((vector_size(V_LANES)));
 typedef uint8_t v_u8 __attribute__((vector_size(V_LANES)));
 typedef uint16_t v_u16 __attribute__((vector_size(2 * V_LANES)));
 /* The same in memory, where any byte may begin one. */
@@ -127,10 +129,12 @@ VFN v_f32 v_of_bits(v_u32 x) { return (v_f32)x; }
 
 #ifndef V_WIDEN16
 #define V_WIDEN8(x) __builtin_convertvector(x, v_u32)
+#define V_WIDEN_S8(x) __builtin_convertvector((v_s8)(x), v_i32)
 #define V_WIDEN8_16(x) __builtin_convertvector(x, v_u16)
 #define V_WIDEN16(x) __builtin_convertvector(x, v_u32)
 #endif
 VFN v_u32 v_load_u8(const void *p) { return V_WIDEN8(*(const v_u8_any *)p); }
+VFN v_i32 v_load_s8(const void *p) { return V_WIDEN_S8(*(const v_u8_any *)p); }
 VFN v_u32 v_load_u16(const void *p) { return V_WIDEN16(*(const v_u16_any *)p); }
 VFN v_u16 v_load_u8_u16(const void *p) { return V_WIDEN8_16(*(const v_u8_any *)p); }
 #if V_LANES == 8 && !defined __clang__
@@ -246,8 +250,38 @@ VFN v_f32 v_sqrt(v_f32 a) { return V_SQRT(a); }
 VFN v_f32 v_sqrt(v_f32 a) { return __builtin_sqrtf(a); }
 #endif
 
-/* 2 * V_LANES elements of bf16 as they lie, in pairs, one pair a lane: c + a's first times b's first + a's second times b's second, each sum rounded.
- * V_DOT_BF16: one instruction, which takes subnormal elements for zero. */
+/* 2 * V_LANES elements of bf16 as they lie: pairs, one a lane. */
+VFN v_i32 v_pairs_bf16(const void *p)
+{
+#if V_LANES == 1
+    v_i32 r;
+    __builtin_memcpy(&r, p, 4);
+    return r;
+#else
+    return *(const v_i32_any *)p;
+#endif
+}
+
+/* The same made of two vectors of floats, low elements and high ones, rounded to nearest even. No NaN. */
+VFN v_i32 v_join_bf16(v_f32 low, v_f32 high)
+{
+#ifdef V_JOIN_BF16
+    return V_JOIN_BF16(low, high);
+#else
+    const v_f32 both[2] = { low, high };
+    uint16_t out[2 * V_LANES];
+    for (int i = 0; i < 2 * V_LANES; i++) {
+        const float x = v_lane(both[i / V_LANES], i % V_LANES);
+        uint32_t u;
+        __builtin_memcpy(&u, &x, 4);
+        out[i] = (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
+    }
+    return v_pairs_bf16(out);
+#endif
+}
+
+/* c + a's first times b's first + a's second times b's second in each lane, each sum rounded. V_DOT_BF16: one instruction, which takes subnormal
+ * elements for zero. */
 VFN v_f32 v_dot_bf16(v_i32 a, v_i32 b, v_f32 c)
 {
 #ifdef V_DOT_BF16

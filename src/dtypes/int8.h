@@ -23,10 +23,7 @@ static uint32_t int8_encode(double x)
 #endif
 
 #ifdef FV_DTYPE_CPU
-VFN v_f32 v_load_int8(const void *base, int64_t i)
-{
-    return v_float((v_i32)((v_load_u8((const char *)base + i) ^ 0x80) - 0x80));
-}
+VFN v_f32 v_load_int8(const void *base, int64_t i) { return v_float(v_load_s8((const char *)base + i)); }
 
 VFN void v_store_int8(void *base, int64_t i, v_f32 x)
 {

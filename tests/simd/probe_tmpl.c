@@ -45,6 +45,17 @@ static void do_fma(const float *a, const float *b, const float *c, float *y)
     for (int i = 0; i < PROBE_BLOCK; i += V_LANES) v_store(y + i, v_fma(v_load(a + i), v_load(b + i), v_load(c + i)));
 }
 
+static void do_dot(const uint16_t *a, const uint16_t *b, const float *c, float *y)
+{
+    for (int i = 0; i < PROBE_BLOCK; i += V_LANES)
+        v_store(y + i, v_dot_bf16(v_pairs_bf16(a + 2 * i), v_pairs_bf16(b + 2 * i), v_load(c + i)));
+}
+
+static void do_join(const float *x, uint16_t *y)
+{
+    for (int i = 0; i < PROBE_BLOCK; i += 2 * V_LANES) v_storei((int32_t *)(void *)(y + i), v_join_bf16(v_load(x + i), v_load(x + i + V_LANES)));
+}
+
 static void do_max(const float *a, const float *b, float *y)
 {
     for (int i = 0; i < PROBE_BLOCK; i += V_LANES) v_store(y + i, v_max(v_load(a + i), v_load(b + i)));
@@ -82,5 +93,5 @@ static void do_store(int dtype, void *base, int64_t first, const float *x)
 
 extern const probe V_NAME(probe);
 const probe V_NAME(probe) = {
-    V_TEXT(FV_ISA_NAME), V_LANES, unary, do_rotate, do_fma, do_max, do_min, do_compare, do_load, do_store,
+    V_TEXT(FV_ISA_NAME), V_LANES, unary, do_rotate, do_fma, do_dot, do_join, do_max, do_min, do_compare, do_load, do_store,
 };

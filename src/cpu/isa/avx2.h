@@ -30,6 +30,7 @@
 typedef long long v_i64h __attribute__((vector_size(16)));
 #endif
 #define V_WIDEN8(x)     ((v_u32)__builtin_ia32_pmovzxbd256(V_LOW8(x)))
+#define V_WIDEN_S8(x)   ((v_i32)__builtin_ia32_pmovsxbd256(V_LOW8(x)))
 #define V_WIDEN8_16(x)  ((v_u16)__builtin_ia32_pmovzxbw128(V_LOW8(x)))
 #define V_WIDEN16(x)    ((v_u32)__builtin_ia32_pmovzxwd256((v_i16h)(x)))
 #endif

@@ -26,6 +26,7 @@
 #define V_SQRT(a)       __builtin_ia32_sqrtps512_mask(a, (v_f32){ 0 }, (unsigned short)-1, 4)
 /* gcc 12 makes five instructions of a widening __builtin_convertvector */
 #define V_WIDEN8(x)     ((v_u32)__builtin_ia32_pmovzxbd512_mask((v_i8q)(x), (v_i32){ 0 }, (unsigned short)-1))
+#define V_WIDEN_S8(x)   ((v_i32)__builtin_ia32_pmovsxbd512_mask((v_i8q)(x), (v_i32){ 0 }, (unsigned short)-1))
 #define V_WIDEN8_16(x)  ((v_u16)__builtin_ia32_pmovzxbw256((v_i8q)(x)))
 #define V_WIDEN16(x)    ((v_u32)__builtin_ia32_pmovzxwd512_mask((v_i16h)(x), (v_i32){ 0 }, (unsigned short)-1))
 #endif

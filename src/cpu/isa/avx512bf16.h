@@ -10,13 +10,19 @@
 #define V_ISA_RANK      70
 #define V_ISA_NEEDS     (FV__CPU_HAS_AVX2 | FV__CPU_HAS_FMA | FV__CPU_HAS_F16C | FV__CPU_HAS_AVX512 | FV__CPU_HAS_AVX512BF16)
 
-/* An instruction by name: compilers disagree on the builtin's types. */
-#define V_DOT_BF16(a, b, c) v_avx512_dot(a, b, c)
-typedef int v_avx512_pairs __attribute__((vector_size(64)));
-typedef float v_avx512 __attribute__((vector_size(64)));
-static inline __attribute__((always_inline, unused)) v_avx512 v_avx512_dot(v_avx512_pairs a, v_avx512_pairs b, v_avx512 c)
-{
-    __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "vm"(b));
-    return c;
-}
+/* Compilers disagree on the builtins' names, and newer ones want vectors of __bf16. */
+#if defined __clang__ ? __clang_major__ >= 16 : __GNUC__ >= 13
+typedef __bf16 v_avx512_bf16 __attribute__((vector_size(64)));
+#elif defined __clang__
+typedef int v_avx512_bf16 __attribute__((vector_size(64)));
+#else
+typedef short v_avx512_bf16 __attribute__((vector_size(64)));
+#endif
+#ifdef __clang__
+#define V_DOT_BF16(a, b, c)     __builtin_ia32_dpbf16ps_512(c, (v_avx512_bf16)(a), (v_avx512_bf16)(b))
+#define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_512(high, low))
+#else
+#define V_DOT_BF16(a, b, c)     __builtin_ia32_dpbf16ps_v16sf(c, (v_avx512_bf16)(a), (v_avx512_bf16)(b))
+#define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low))
+#endif
 #endif
