@@ -266,6 +266,17 @@ static int64_t table_entry(const setup *s, int i)
     }
 }
 
+/* Every second segment says of each page where it stands. */
+static bool place_pages(setup *s, fv_segment *x)
+{
+    int32_t *at = setup_list(s, (size_t)x->num_pages * sizeof *at);
+
+    for (int64_t k = 0; at && k < x->num_pages; k++)
+        at[k] = (int32_t)(x->first_position + k * s->page);
+    x->page_positions = at;
+    return at || fail(s, "no memory for positions of pages");
+}
+
 /* Keys [lo, hi) of slice i, for batch rows [first, last). */
 static bool add_segment(segment_maker *m, int i, int64_t first, int64_t last, int64_t lo,
                         int64_t hi)
@@ -287,6 +298,8 @@ static bool add_segment(segment_maker *m, int i, int64_t first, int64_t last, in
             .first_page = s->page ? table_entry(s, i) + from / s->page : s->token_at[i] + from,
             .first_position = lo,
         };
+    if (!m->count_only && s->page && m->n % 2 && !place_pages(s, &s->segments[m->n]))
+        return false;
     m->n++;
     m->level++;
     m->rows += last - first;

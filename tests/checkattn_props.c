@@ -502,7 +502,7 @@ static void draw_extras(writer *w)
             put(w, "%s%d", i ? "," : "", (int)draw(w, 200));
         put(w, "\n");
     }
-    if (chance(w, 10) && !w->shared)
+    if (chance(w, 10))
         put(w, "x_key_sums=1\n");
 }
 

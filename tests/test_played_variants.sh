@@ -4,5 +4,7 @@
 # (test_played_attention.sh). All shapes of more texts, by hand:
 #     tests/test_played_attention.sh BUILD checkvariant --device cuda:0 examples/variants/streaming.c
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
-exec tests/test_played_attention.sh "$1" checkvariant --device cuda:0 --jobs 2 --alone 1 --shapes ragged,shared,invariant \
+set -e
+tests/test_played_attention.sh "$1" checkvariant --device cuda:0 --jobs 2 --alone 1 --shapes ragged,shared,invariant \
     tests/variants/every_hook.c tests/variants/weights.c
+tests/test_played_attention.sh "$1" checkvariant --device cuda:0 --jobs 2 --alone 1 tests/variants/sums.c
