@@ -343,6 +343,15 @@ static fv_status bind_ranges(const binder *b, fv__use *use, const fv__param *p, 
     return FV_OK;
 }
 
+/* What is written has rows that do not overlap. */
+static fv_status check_apart(const binder *b, const fv__param *p, const fv_tensor *t)
+{
+    if (t->shape[0] <= 1 || t->stride[0] >= t->shape[1]) return FV_OK;
+    REFUSE(b, p->name, t->stride[0], t->shape[1],
+           "the rows of '%s' lie %lld elements apart; they would overlap", p->name,
+           (long long)t->stride[0]);
+}
+
 static fv_status bind_sums(const binder *b, fv__use *use, const fv__param *p, const fv_arg *arg)
 {
     const fv__bind_shape *s = b->shape;
@@ -355,12 +364,27 @@ static fv_status bind_sums(const binder *b, fv__use *use, const fv__param *p, co
                "'%s' is [%lld, %lld]; expected [%d, %lld] (kv heads, keys of all requests)",
                p->name, (long long)t->shape[0], (long long)t->shape[1], b->problem->num_kv_heads,
                (long long)s->total_keys);
-    if (t->shape[0] > 1 && t->stride[0] < t->shape[1])
-        REFUSE(b, p->name, t->stride[0], t->shape[1],
-               "the rows of '%s' lie %lld elements apart; they would overlap", p->name,
-               (long long)t->stride[0]);
+    FV_TRY(check_apart(b, p, t));
     *(fv_sums *)(use->args + p->offset) =
         (fv_sums){ t->data, t->shape[0] > 1 ? t->stride[0] : t->shape[1] };
+    return FV_OK;
+}
+
+static fv_status bind_maxes(const binder *b, fv__use *use, const fv__param *p, const fv_arg *arg)
+{
+    const fv__bind_shape *s = b->shape;
+    if (!s)
+        REFUSE(b, p->name, 0, 0, "'%s' is an output of the run: give it in tensors.args", p->name);
+    FV_TRY(check_tensor(b, p->name, arg, "f32", 2, 4));
+    const fv_tensor *t = arg->tensor;
+    const int32_t heads = b->problem->num_q_heads;
+    if (t->shape[0] < s->total_rows || t->shape[1] != heads)
+        REFUSE(b, p->name, t->shape[0], s->total_rows,
+               "'%s' is [%lld, %lld]; expected [%lld, %d] (rows of all requests, q heads)", p->name,
+               (long long)t->shape[0], (long long)t->shape[1], (long long)s->total_rows, heads);
+    FV_TRY(check_apart(b, p, t));
+    *(fv_maxes *)(use->args + p->offset) =
+        (fv_maxes){ t->data, t->shape[0] > 1 ? t->stride[0] : heads };
     return FV_OK;
 }
 
@@ -381,6 +405,7 @@ static fv_status bind_to(const binder *b, const fv_arg *arg, target to)
     case FV__BITS: FV_TRY(bind_bits(b, use, p, arg)); break;
     case FV__RANGES: FV_TRY(bind_ranges(b, use, p, arg, to.offsets)); break;
     case FV__SUMS: FV_TRY(bind_sums(b, use, p, arg)); break;
+    case FV__MAXES: FV_TRY(bind_maxes(b, use, p, arg)); break;
     }
     if (!to.offsets) use->given[to.param] = true;
     return FV_OK;
@@ -498,6 +523,7 @@ static const char *kind_words(const fv__param *p)
     case FV__BITS: return "bits, rows x keys";
     case FV__RANGES: return "i32 [n, 2]";
     case FV__SUMS: return "f32 [kv heads, keys], written";
+    case FV__MAXES: return "f32 [rows, q heads], written";
     }
     return "";
 }

@@ -157,7 +157,7 @@ static void put_dtypes(writer *w)
 /* "cap (number, run)", "slopes (f32 array, run, optional)", ... */
 static void param_text(const fv__param *p, char *out, size_t size)
 {
-    static const char *const kinds[] = { "number", "integer", "f32 array", "i32 array", "bits", "ranges", "f32 output" };
+    static const char *const kinds[] = { "number", "integer", "f32 array", "i32 array", "bits", "ranges", "f32 output", "f32 output" };
     static const char *const bindings[] = { "problem", "batch", "run" };
     char dflt[40] = "";
     if (p->dflt == FV__DEFAULT_REQUIRED) snprintf(dflt, sizeof dflt, ", required");

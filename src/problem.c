@@ -270,10 +270,11 @@ static fv_status check_hooks(const fv__problem *p, fv_error *err)
     if (count[FV__HOOK_KEY_SUM] > 1)
         return fv__fail(err, FV_E_INVALID, "problem.variants", count[FV__HOOK_KEY_SUM], 1,
                         "%d variants sum over keys (FV_KEY_SUM); one may", count[FV__HOOK_KEY_SUM]);
-    if (count[FV__HOOK_WEIGHT] && (count[FV__HOOK_SINK] || count[FV__HOOK_KEY_SUM]))
+    if (count[FV__HOOK_WEIGHT] &&
+        (count[FV__HOOK_SINK] || count[FV__HOOK_KEY_SUM] || count[FV__HOOK_ROW_MAX]))
         return fv__fail(err, FV_E_INVALID, "problem.variants", 1, 0,
                         "a variant replaces the softmax (FV_WEIGHT), so there is no denominator "
-                        "that a sink or key sums could use");
+                        "that a sink or key sums could use, and no maximum of a row");
     return FV_OK;
 }
 

@@ -29,6 +29,7 @@
  *     FV_RANGES(name, binding, default)                    fv_ranges        32      half-open [lo, hi) position ranges, ascending; argument `name` i32 [n, 2]
  *                                                                                    and `name`_indptr i32 [num_requests + 1] (absent: one list for all)
  *     FV_SUMS(name, binding)                               fv_sums          16      output: f32 [num_kv_heads][keys of all requests]
+ *     FV_MAXES(name, binding)                              fv_maxes         16      output: f32 [rows of all requests][num_q_heads]
  * Bindings: problem, batch, run.
  *
  * Hooks. `a` is the argument struct, `at` says where (struct v_at, src/cpu/vocabulary.h): request, row (in its request), batch_row, head (q head), key (index
@@ -38,6 +39,7 @@
  *     FV_VALUE    { v_f32 v -> v_f32 }       FV_OUTPUT   { v_f32 o, v_f32 lse -> v_f32 }
  *     FV_WEIGHT   { v_f32 s -> v_f32: instead of the softmax; partials add; lse, sinks and fv_merge are refused with it }
  *     FV_KEY_SUM  { v_f32 p -> v_f32: summed over rows and group heads into the FV_SUMS parameter, p = exp(s - lse), in a second pass }
+ *     FV_ROW_MAX  { v_f32 m -> v_f32: written to the FV_MAXES parameter, m = the largest score that the row sees, -inf where it sees none }
  */
 #ifndef FV__VARIANT_H
 #define FV__VARIANT_H
@@ -47,12 +49,12 @@
 typedef enum fv__binding { FV__BIND_PROBLEM, FV__BIND_BATCH, FV__BIND_RUN } fv__binding;
 
 typedef enum fv__param_kind {
-    FV__NUMBER, FV__INT, FV__FLOATS, FV__INTS, FV__BITS, FV__RANGES, FV__SUMS,
+    FV__NUMBER, FV__INT, FV__FLOATS, FV__INTS, FV__BITS, FV__RANGES, FV__SUMS, FV__MAXES,
 } fv__param_kind;
 
 typedef enum fv__hook {
     FV__HOOK_SCORE, FV__HOOK_VISIBLE, FV__HOOK_SINK, FV__HOOK_QUERY, FV__HOOK_KEY, FV__HOOK_VALUE, FV__HOOK_OUTPUT, FV__HOOK_WEIGHT,
-    FV__HOOK_KEY_SUM,
+    FV__HOOK_KEY_SUM, FV__HOOK_ROW_MAX,
     FV__NUM_HOOKS,
 } fv__hook;
 
@@ -65,6 +67,7 @@ typedef struct fv_ints { const int32_t *data; int64_t count; } fv_ints;
 typedef struct fv_bits { const uint8_t *bits; const int64_t *offsets; } fv_bits;            /* offsets[request], in bits */
 typedef struct fv_ranges { const int32_t *ranges; const int32_t *indptr; int64_t count; int64_t reserved; } fv_ranges;  /* indptr NULL: all `count` */
 typedef struct fv_sums { float *data; int64_t stride; } fv_sums;                            /* stride: from one kv head to the next */
+typedef struct fv_maxes { float *data; int64_t stride; } fv_maxes;                          /* stride: from one row to the next */
 
 typedef struct fv__param {
     char name[24];

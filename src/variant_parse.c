@@ -41,7 +41,7 @@ typedef struct scanner {
 } scanner;
 
 static const char *const hook_names[FV__NUM_HOOKS] = {
-    "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
+    "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM", "ROW_MAX",
 };
 
 static fv_status fault(const scanner *s, int line, const char *format, ...)
@@ -318,7 +318,7 @@ static const struct { const char *name; fv__param_kind kind; int bytes;
 } kinds[] = {
     { "FV_NUMBER", FV__NUMBER, 16 }, { "FV_INT", FV__INT, 16 },   { "FV_FLOATS", FV__FLOATS, 16 },
     { "FV_INTS", FV__INTS, 16 },     { "FV_BITS", FV__BITS, 16 }, { "FV_RANGES", FV__RANGES, 32 },
-    { "FV_SUMS", FV__SUMS, 16 },
+    { "FV_SUMS", FV__SUMS, 16 },     { "FV_MAXES", FV__MAXES, 16 },
 };
 
 static fv_status read_binding(scanner *s, fv__param *p, const char *where)
@@ -447,6 +447,7 @@ static fv_status read_param_tail(scanner *s, fv__param *p, const char *where)
         return read_array_default(s, p, 2, where);
     case FV__BITS:
     case FV__SUMS:
+    case FV__MAXES:
         p->dflt = FV__DEFAULT_REQUIRED;
         return FV_OK;
     }
@@ -683,9 +684,6 @@ static fv_status read_declaration(scanner *s, const char *word)
     }
     for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
         if (!strcmp(word + 3, hook_names[hook])) return read_hook(s, hook, word);
-    if (!strcmp(word, "FV_ROW_MAX"))
-        return fault(s, s->line, "FV_ROW_MAX: no kernel hands out the maximum of a row; its lse is "
-                                 "tensors.lse");
     return fault(s, s->line, "'%s' is neither a declaration nor a hook", word);
 }
 
@@ -802,7 +800,9 @@ static fv_status check_hooks(scanner *s)
 {
     const uint32_t hooks = s->meta->hooks;
     const uint32_t turns = 1u << FV__HOOK_QUERY | 1u << FV__HOOK_KEY;
-    const bool sums = has_kind(s->meta, FV__SUMS);
+    const uint32_t of_softmax =
+        1u << FV__HOOK_SINK | 1u << FV__HOOK_KEY_SUM | 1u << FV__HOOK_ROW_MAX;
+    const bool sums = has_kind(s->meta, FV__SUMS), maxes = has_kind(s->meta, FV__MAXES);
     if ((hooks & turns) && s->meta->pairs_dim < 0)
         return fault(s, s->hook_line[hooks >> FV__HOOK_QUERY & 1 ? FV__HOOK_QUERY : FV__HOOK_KEY],
                      "FV_QUERY and FV_KEY get pairs: FV_PAIRS(rotary_dim, interleaved) is missing");
@@ -813,10 +813,15 @@ static fv_status check_hooks(scanner *s)
                      "FV_KEY_SUM has no FV_SUMS parameter to add to");
     if (sums && !(hooks >> FV__HOOK_KEY_SUM & 1))
         return fault(s, s->params_line, "an FV_SUMS parameter without FV_KEY_SUM");
-    if ((hooks >> FV__HOOK_WEIGHT & 1) && (hooks & (1u << FV__HOOK_SINK | 1u << FV__HOOK_KEY_SUM)))
-        return fault(
-            s, s->hook_line[FV__HOOK_WEIGHT],
-            "FV_WEIGHT replaces the softmax: FV_SINK and FV_KEY_SUM have no meaning with it");
+    if ((hooks >> FV__HOOK_ROW_MAX & 1) && !maxes)
+        return fault(s, s->hook_line[FV__HOOK_ROW_MAX],
+                     "FV_ROW_MAX has no FV_MAXES parameter to write to");
+    if (maxes && !(hooks >> FV__HOOK_ROW_MAX & 1))
+        return fault(s, s->params_line, "an FV_MAXES parameter without FV_ROW_MAX");
+    if ((hooks >> FV__HOOK_WEIGHT & 1) && (hooks & of_softmax))
+        return fault(s, s->hook_line[FV__HOOK_WEIGHT],
+                     "FV_WEIGHT replaces the softmax: FV_SINK, FV_KEY_SUM and FV_ROW_MAX have no "
+                     "meaning with it");
     if (!hooks) return fault(s, s->line, "the variant has no hook");
     return check_bounds(s);
 }

@@ -52,7 +52,8 @@ typedef struct argument {
     array data;
     fv_tensor host, device;
     double number;
-    bool is_tensor, is_sums;
+    int use;
+    bool is_tensor, is_sums, is_maxes;  /* the last two: written */
 } argument;
 
 typedef struct subject {
@@ -212,6 +213,7 @@ static argument *new_argument(subject *s, int use, const fv__param *p, const cha
     argument *a = &s->args[s->num_args++];
     snprintf(a->name, sizeof a->name, "%s.%s%s", s->variants[use]->meta.name, p->name, suffix);
     a->binding = p->binding;
+    a->use = use;
     return a;
 }
 
@@ -307,6 +309,11 @@ static fv_status make_argument(subject *s, int use, const fv__param *p)
         argument *a = new_argument(s, use, p, "");
         a->is_sums = true;
         return make_tensor(s, a, "f32", s->shape->kv_heads * s->total_keys * 4, 2, s->shape->kv_heads, s->total_keys);
+    }
+    case FV__MAXES: {
+        argument *a = new_argument(s, use, p, "");
+        a->is_maxes = true;
+        return make_tensor(s, a, "f32", s->shape->q_heads * s->total_rows * 4, 2, s->total_rows, s->shape->q_heads);
     }
     }
     return FV_OK;
@@ -485,7 +492,7 @@ static fv_status run(subject *s)
 /* What one row and head should be, and how far off its sums may be. */
 typedef struct wanted {
     double *o, *magnitude;              /* [dim_v]; magnitude: sum of weight x |v| */
-    double lse, blur;                   /* blur: what rounding may change a score by */
+    double lse, max, blur;              /* max: of the scores; blur: what rounding may change one by */
 } wanted;
 
 typedef struct memory {
@@ -553,13 +560,14 @@ static bool is_visible(const subject *s, const fv__spec_at *at)
     return true;
 }
 
-/* Scores of the visible keys. Pairs that a GPU turns are rounded to q's type before they are multiplied. */
-static void score_keys(const subject *s, fv__spec_at at, memory *m, double *blur)
+/* Scores of the visible keys, and the largest. Pairs that a GPU turns are rounded to q's type before they are multiplied. */
+static void score_keys(const subject *s, fv__spec_at at, memory *m, double *max, double *blur)
 {
     const spec_shape *h = s->shape;
     const bool turned = has_hook(s, FV__HOOK_QUERY) || has_hook(s, FV__HOOK_KEY);
     const double scale = s->problem.scale, unit = turned && s->ctx->cuda && s->type != FV__DTYPE_f32 ? 0x1p-8 : 4e-6;
     *blur = 0;
+    *max = -INFINITY;
     for (at.key = 0; at.key < h->keys[at.request]; at.key++) {
         const double *k = m->k + (int64_t)at.key * h->dim_qk;
         double dot = 0, size = 0;
@@ -576,6 +584,7 @@ static void score_keys(const subject *s, fv__spec_at at, memory *m, double *blur
             if (hooks_of(s, u)->weight) x = hooks_of(s, u)->weight(args_of(s, u), &at, x);
         }
         m->s[at.key] = x;
+        *max = fmax(*max, x);
         *blur = fmax(*blur, unit * (fabs(x) + 4 * scale * sqrt(size)));
     }
 }
@@ -603,7 +612,7 @@ static void define_row(const subject *s, fv__spec_at at, memory *m, wanted *w)
     const spec_shape *h = s->shape;
     const int keys = h->keys[at.request];
     load_query(s, &at, m->q);
-    score_keys(s, at, m, &w->blur);
+    score_keys(s, at, m, &w->max, &w->blur);
     if (has_hook(s, FV__HOOK_WEIGHT)) {
         w->lse = 0;
         for (int j = 0; j < keys; j++) m->share[j] = m->seen[j] ? m->s[j] : 0;
@@ -646,6 +655,18 @@ static void judge(spec_result *r, const char *what, const fv__spec_at *at, doubl
              at->head, at->index, got, want);
 }
 
+/* What the hooks make of the largest score. */
+static void judge_max(const subject *s, fv__spec_at at, const wanted *w, spec_result *r)
+{
+    for (int i = 0; i < s->num_args; i++) {
+        const int u = s->args[i].use;
+        if (!s->args[i].is_maxes) continue;
+        const double got = ((const float *)s->args[i].data.host)[(int64_t)at.batch_row * s->shape->q_heads + at.head];
+        const double want = hooks_of(s, u)->row_max(args_of(s, u), &at, w->max);
+        judge(r, "a row's maximum", &at, got, want, isfinite(want) ? 2 * w->blur + 4e-6 * (1 + fabs(want)) : 1);
+    }
+}
+
 /* Weights are rounded to 16 bits by a GPU, o by everybody. */
 static void judge_row(const subject *s, fv__spec_at at, const wanted *w, spec_result *r)
 {
@@ -663,6 +684,7 @@ static void judge_row(const subject *s, fv__spec_at at, const wanted *w, spec_re
     at.index = 0;
     judge(r, "lse", &at, got, w->lse, 2 * w->blur + 4e-6 * (1 + fabs(w->lse)));
     if (got != w->lse) r->lse_error = fmax(r->lse_error, fabs(got - w->lse));
+    judge_max(s, at, w, r);
 }
 
 static const float *sums_of(const subject *s)
@@ -738,7 +760,7 @@ static fv_status run_and_compare(subject *s, spec_result *out)
     FV_TRY(download(s, &s->o));
     FV_TRY(download(s, &s->lse));
     for (int i = 0; i < s->num_args; i++)
-        if (s->args[i].is_sums) FV_TRY(download(s, &s->args[i].data));
+        if (s->args[i].is_sums || s->args[i].is_maxes) FV_TRY(download(s, &s->args[i].data));
     FV_TRY(fv_plan_query(s->plan, &stats, s->err));
     snprintf(out->kernel, sizeof out->kernel, "%s", stats.kernel);
     return compare(s, out);
@@ -819,7 +841,8 @@ const char *spec_formula(const fv_variant *v) { return v->meta.formula; }
 
 void spec_hooks(const fv_variant *v, char *words, size_t size)
 {
-    static const char *const names[FV__NUM_HOOKS] = { "score", "visible", "sink", "query", "key", "value", "output", "weight", "key sums" };
+    static const char *const names[FV__NUM_HOOKS] = { "score",  "visible", "sink",     "query",  "key", "value",
+                                                      "output", "weight",  "key sums", "row max" };
     size_t at = 0;
     *words = 0;
     for (int i = 0; i < FV__NUM_HOOKS && at < size; i++)

@@ -5,6 +5,7 @@
  *     s = each FV_SCORE of scale * dot(each FV_QUERY of q, each FV_KEY of k_j)          visible: every FV_VISIBLE says yes
  *     o = sum exp(s_j - lse) FV_VALUE(v_j), or sum FV_WEIGHT(s_j) FV_VALUE(v_j); then each FV_OUTPUT
  *     key sums = sum over rows and the heads of a group of FV_KEY_SUM(exp(s_j - lse))
+ *     row max = FV_ROW_MAX(max of the visible s_j)
  *
  * Bounds (FV_FIRST_KEY and so on) are not used: that they agree with FV_VISIBLE is a part of what is checked. */
 #ifndef FOVEAL_TESTS_SPEC_H

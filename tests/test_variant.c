@@ -137,10 +137,10 @@ static void every_hook(void **state)
     fv__variant_meta m;
     OK(fv__variant_parse("a",
                          "FV_META(\"x\")\nFV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, problem, 0, "
-                         "0) FV_SUMS(sums, run))\n"
+                         "0) FV_SUMS(sums, run) FV_MAXES(maxes, run))\n"
                          "FV_PAIRS(d, "
                          "i)\nFV_SCORE{}\nFV_VISIBLE{}\nFV_SINK{}\nFV_QUERY{}\nFV_KEY{}\nFV_VALUE{}"
-                         "\nFV_OUTPUT{}\nFV_KEY_SUM{}",
+                         "\nFV_OUTPUT{}\nFV_KEY_SUM{}\nFV_ROW_MAX{}",
                          &m, &err));
     assert_int_equal(m.hooks, ((1u << FV__NUM_HOOKS) - 1) & ~(1u << FV__HOOK_WEIGHT));
     OK(fv__variant_parse("a", "FV_META(\"x\")\nFV_WEIGHT { return s; }", &m, &err));
@@ -165,7 +165,6 @@ static const struct { int line; const char *text, *word;
     { 2, META "#include <math.h>\n" HOOK, "stands alone" },
     { 2, META "# /**/ include \"x\"\n" HOOK, "no directive" },
     { 2, META "#line 7\n" HOOK, "no directive" },
-    { 3, META HOOK "FV_ROW_MAX { return s; }\n", "no kernel hands out" },
     { 2, META "%:include <math.h>\n" HOOK, "begin with #" },
     { 1, "FV_META(x)\n" HOOK, "string" },
     { 1, "FV_META()\n" HOOK, "string" },
@@ -228,6 +227,7 @@ static const struct { int line; const char *text, *word;
     { 3, PARAM("FV_RANGES(a, batch, frequencies)"), "no default" },
     { 3, PARAM("FV_BITS(a)"), "',' expected" },
     { 2, PARAM("FV_SUMS(a, run)"), "without FV_KEY_SUM" },
+    { 2, PARAM("FV_MAXES(a, run)"), "without FV_ROW_MAX" },
     { 3, META "FV_PARAMS()\nFV_PARAMS()\n" HOOK, "second FV_PARAMS" },
     { 15,
       PARAM("FV_INT(a,run,1,1)\nFV_INT(b,run,1,1)\nFV_INT(c,run,1,1)\nFV_INT(d,run,1,1)\nFV_INT(e,"
@@ -265,6 +265,7 @@ static const struct { int line; const char *text, *word;
     { 6, PARAM("FV_INT(d, problem, 2, 2)") "FV_PAIRS(d)\n", "',' expected" },
     { 3, META HOOK "FV_KEY { return x; }\n", "FV_PAIRS" },
     { 3, META HOOK "FV_KEY_SUM { return p; }\n", "no FV_SUMS" },
+    { 3, META HOOK "FV_ROW_MAX { return m; }\n", "no FV_MAXES" },
     { 3, META "FV_SINK { return 0; }\nFV_WEIGHT { return s; }\n", "FV_SINK" },
     { 2, META "FV_SCORE { char *s = \"abc; }\n", "no end" },
     { 2, META "FV_SCORE { return 'a; }\n", "no end" },
@@ -360,8 +361,8 @@ static void built_ins(void **state)
     assert_null(fv__variant_find("nothing"));
     assert_null(fv__variant_find(NULL));
     static const char *const needed[] = { "alibi",   "causal", "items", "key_sums",
-                                          "mask",    "ranges", "rope",  "sink",
-                                          "softcap", "tree",   "window" };
+                                          "mask",    "ranges", "rope",  "row_max",
+                                          "sink",    "softcap", "tree", "window" };
     for (int i = 0; i < FV__COUNT(needed); i++) assert_non_null(fv__variant_find(needed[i]));
 }
 
@@ -867,6 +868,36 @@ static void sums(void **state)
     REFUSED(with("key_sums", NULL, NULL, &arg, 1, &p), FV_E_INVALID, "key_sums", "tensors.args");
 }
 
+/* A caller's rows may be more than the batch's; which are right is known once the batch is. */
+static void maxes(void **state)
+{
+    (void)state;
+    fv__problem p;
+    float out[12 * 40];
+    OK(with("row_max", NULL, NULL, NULL, 0, &p));
+    const int64_t rows = two_requests.total_rows, heads = p.num_q_heads;
+    assert_true((rows + 2) * 40 <= FV__COUNT(out) && heads <= 40);
+    REFUSED(fv__problem_bound(&p, FV__BIND_RUN, &err), FV_E_INVALID, "tensors.args.row_max",
+            "row_max needs");
+    fv_tensor t = matrix(out, "f32", rows + 2, heads);
+    const fv_arg arg = tensor("row_max", &t);
+    t.stride[0] = 40;
+    OK(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests));
+    const void *at = NULL;
+    param_of(&p, 0, "row_max", &at);
+    assert_true(((const fv_maxes *)at)->data == out && ((const fv_maxes *)at)->stride == 40);
+    t = matrix(out, "f32", rows - 1, heads);
+    REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "row_max", "expected [");
+    t = matrix(out, "f32", rows, heads - 1);
+    REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "row_max", "expected [");
+    t = matrix(out, "f32", rows, heads);
+    t.stride[0] = heads - 1;
+    REFUSED(bind(&p, FV__BIND_RUN, &arg, 1, &two_requests), FV_E_INVALID, "row_max", "overlap");
+    fv__problem_free(&p);
+    t = matrix(out, "f32", rows, heads);
+    REFUSED(with("row_max", NULL, NULL, &arg, 1, &p), FV_E_INVALID, "row_max", "tensors.args");
+}
+
 /* The frequencies that a variant gets by default are those of fv_rope_frequencies. */
 static void frequencies(void **state)
 {
@@ -989,7 +1020,7 @@ int main(void)
         cmocka_unit_test(arrays),
         cmocka_unit_test(masks),
         cmocka_unit_test(range_lists),
-        cmocka_unit_test(sums),
+        cmocka_unit_test(sums), cmocka_unit_test(maxes),
         cmocka_unit_test(frequencies),
         cmocka_unit_test(users_variants),
     };

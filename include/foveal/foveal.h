@@ -246,7 +246,8 @@ typedef struct fv_arg {
  * a number given early is the default and, for window bounds, the largest that a run may ask for. A parameter that is never
  * given takes its default (fv_info lists them) or is refused by name. An argument that nobody takes is refused by name.
  *
- * Built in (fv_info has the full list; formulas there): causal, window, softcap, alibi, rope, sink, mask, ranges, items, tree, key_sums. */
+ * Built in (fv_info has the full list; formulas there): causal, window, softcap, alibi, rope, sink, mask, ranges, items, tree, key_sums,
+ * row_max. */
 typedef struct fv_variant_use {
     const char *name;
     const fv_variant *variant;      /* or a handle; then name may be NULL */

@@ -63,10 +63,24 @@ static float lse_of(const work *w, float m, float l)
     return v_lane(v_fma(v_set(m), v_set(V_LN2), v_log(v_set(l))), 0);
 }
 
+/* The largest score that the row and head see, through the hooks that ask for it. */
+static void write_max(const work *w, const fv__at *at, float m)
+{
+    for (int u = 0; u < w->p->num_uses; u++) {
+        const fv__variant_meta *meta = &w->p->uses[u].variant->meta;
+        for (int k = 0; k < meta->num_params && w->hooks[u]->row_max; k++) {
+            if (meta->params[k].kind != FV__MAXES) continue;
+            const fv_maxes *out = (const fv_maxes *)((const char *)w->run->args[u] + meta->params[k].offset);
+            if (out->data) out->data[at->batch_row * out->stride + at->head] = w->hooks[u]->row_max(m * V_LN2, w->run->args[u], at);
+        }
+    }
+}
+
 static void write_head(work *w, const row *r, int head, float m, float l, float *o)
 {
     const fv__view *out = &w->run->o, *lse_out = &w->run->lse;
     fv__at at = place_at(w, r, head);
+    if (w->has_row_max) write_max(w, &at, m);
     if (w->has_sink) join_sinks(w, &at, &m, &l, o);
     const float lse = w->has_weight ? 0.0f : lse_of(w, m, l);
     const float factor = w->has_weight ? w->v_factor : l > 0 ? w->v_factor / l : l == 0 ? 0.0f : l;

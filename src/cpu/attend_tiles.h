@@ -341,12 +341,12 @@ VFN v_i32 pair_weights(v_f32 low, v_f32 high)
     return (v_i32)((v_bits_of(low) + half) >> 16 | ((v_bits_of(high) + half) & (v_u32)v_seti((int32_t)0xFFFF0000)));
 }
 
-#define LAZY 8.0f                        /* by how much, in base 2, scores may exceed m */
+#define LAZY 8.0f                        /* by how much, in base 2, scores may exceed m where nobody asks for it */
 
 /* Scores of keys [first, end) to pairs of weights, [key / 2][row] from the place of `first` / 2 on: never ahead of what is still to be read. */
 static void tile_softmax(work *w, const chunk *c, int first, int end)
 {
-    const v_f32 scale = v_set(scales_late(w) ? w->score_scale : 1.0f), none = v_set(-infinity);
+    const v_f32 scale = v_set(scales_late(w) ? w->score_scale : 1.0f), none = v_set(-infinity), lazy = v_set(w->has_row_max ? 0.0f : LAZY);
     for (int v = 0; v < c->vecs; v++) {
         const int at = c->first + v * V_LANES;
         const float *s = w->s + v * V_LANES;
@@ -357,7 +357,7 @@ static void tile_softmax(work *w, const chunk *c, int first, int end)
             other = v_max(v_load(s + (int64_t)(key + 1) * c->rows), other);
         }
         top = v_max(top, other) * scale;
-        const v_f32 m = v_select(v_gt(top - old, v_set(LAZY)), top, old);
+        const v_f32 m = v_select(v_gt(top - old, lazy), top, old);
         const v_f32 base = v_select(v_eq(m, none), v_set(0.0f), m);         /* nothing seen yet: -inf - 0 stays -inf */
         for (int key = first; key < end; key += 2) {
             const v_f32 low = v_exp2_neg(v_fma(v_load(s + (int64_t)key * c->rows), scale, -base));

@@ -188,7 +188,7 @@ typedef struct work {
     int dk, dv, dk_pad, dv_pad;         /* padded to V_LANES */
     int unit_heads;
     const fv__cpu_hooks *hooks[FV__MAX_VARIANTS];
-    bool has_query, has_score, has_weight, has_key, has_value, has_output, has_sink;
+    bool has_query, has_score, has_weight, has_key, has_value, has_output, has_sink, has_row_max;
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
@@ -277,6 +277,7 @@ static void find_hooks(work *w)
         w->has_value |= h->value != NULL;
         w->has_output |= h->output != NULL;
         w->has_sink |= h->sink != NULL;
+        w->has_row_max |= h->row_max != NULL;
         w->by_head |= h->visible != NULL && strstr(w->p->uses[i].variant->text, "head") != NULL;
     }
 }

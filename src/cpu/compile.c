@@ -41,7 +41,8 @@ static const char integer_names[] =
     "typedef __INT32_TYPE__ int32_t; typedef __UINT32_TYPE__ uint32_t; typedef __INT64_TYPE__ int64_t; typedef __UINT64_TYPE__ uint64_t;\n"
     "#define bool _Bool\n#define true 1\n#define false 0\n";
 
-static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM" };
+static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
+                                                         "ROW_MAX" };
 
 /* ------------------------------------------------------------------------------------------------------------- writing */
 

@@ -27,6 +27,7 @@ typedef struct fv__cpu_hooks {
     void (*output)(float *o, int dim, float lse, const void *args, const fv__at *at);
     void (*weight)(float *s, int n, const void *args, const fv__at *at);        /* scores to weights */
     void (*key_sum)(float *p, int n, const void *args, const fv__at *at);
+    float (*row_max)(float m, const void *args, const fv__at *at);
 } fv__cpu_hooks;
 
 #endif

@@ -92,6 +92,13 @@ static void FV_CALL(KEY_SUM)(float *p, int n, const void *args, const fv__at *at
 }
 #endif
 
+#ifdef FV_HAS_ROW_MAX
+static float FV_CALL(ROW_MAX)(float m, const void *args, const fv__at *at)
+{
+    return v_lane(FV_DO(ROW_MAX)(args, v_at_elements(at, 0), v_set(m)), 0);
+}
+#endif
+
 #ifdef FV_VARIANT_EXPORT
 extern const fv__cpu_hooks FV_VARIANT_EXPORT;
 __attribute__((visibility("default"))) const fv__cpu_hooks FV_VARIANT_EXPORT = {
@@ -122,6 +129,9 @@ __attribute__((visibility("default"))) const fv__cpu_hooks FV_VARIANT_EXPORT = {
 #ifdef FV_HAS_KEY_SUM
     .key_sum = FV_CALL(KEY_SUM),
 #endif
+#ifdef FV_HAS_ROW_MAX
+    .row_max = FV_CALL(ROW_MAX),
+#endif
 };
 #endif
 
@@ -135,3 +145,4 @@ __attribute__((visibility("default"))) const fv__cpu_hooks FV_VARIANT_EXPORT = {
 #undef FV_HAS_OUTPUT
 #undef FV_HAS_WEIGHT
 #undef FV_HAS_KEY_SUM
+#undef FV_HAS_ROW_MAX

@@ -10,6 +10,7 @@
 #define FV_BITS(name, ...) _Alignas(16) fv_bits name;
 #define FV_RANGES(name, ...) _Alignas(16) fv_ranges name;
 #define FV_SUMS(name, ...) _Alignas(16) fv_sums name;
+#define FV_MAXES(name, ...) _Alignas(16) fv_maxes name;
 #define FV_REQUIRE(...)
 #define FV_FIRST_KEY(...)
 #define FV_LAST_KEY(...)
@@ -29,3 +30,4 @@
 #define FV_OUTPUT FV_HOOK_HEAD(v_f32, OUTPUT), v_f32 o, v_f32 lse)
 #define FV_WEIGHT FV_HOOK_HEAD(v_f32, WEIGHT), v_f32 s)
 #define FV_KEY_SUM FV_HOOK_HEAD(v_f32, KEY_SUM), v_f32 p)
+#define FV_ROW_MAX FV_HOOK_HEAD(v_f32, ROW_MAX), v_f32 m)

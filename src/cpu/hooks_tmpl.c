@@ -23,6 +23,7 @@ enum {
 #define FIELD_OUTPUT    output
 #define FIELD_WEIGHT    weight
 #define FIELD_KEY_SUM   key_sum
+#define FIELD_ROW_MAX   row_max
 
 extern const fv__cpu_hooks V_NAME(fv__cpu_hooks)[NUM_VARIANTS + 1];
 const fv__cpu_hooks V_NAME(fv__cpu_hooks)[NUM_VARIANTS + 1] = {

@@ -23,6 +23,7 @@ typedef struct fv__spec_hooks {
     double (*output)(const void *args, const fv__spec_at *at, double o, double lse);
     double (*weight)(const void *args, const fv__spec_at *at, double s);
     double (*key_sum)(const void *args, const fv__spec_at *at, double p);
+    double (*row_max)(const void *args, const fv__spec_at *at, double m);
 } fv__spec_hooks;
 
 /* The functions of <math.h> that a definition may call. They are handed in: a text that is compiled alone is linked with nothing. */

@@ -47,6 +47,9 @@ FV_SPEC_VALUE(WEIGHT, fv_call_weight)
 #ifdef FV_HAS_KEY_SUM
 FV_SPEC_VALUE(KEY_SUM, fv_call_key_sum)
 #endif
+#ifdef FV_HAS_ROW_MAX
+FV_SPEC_VALUE(ROW_MAX, fv_call_row_max)
+#endif
 
 extern const fv__spec_hooks FV_VARIANT_EXPORT;
 __attribute__((visibility("default"))) const fv__spec_hooks FV_VARIANT_EXPORT = {
@@ -79,5 +82,8 @@ __attribute__((visibility("default"))) const fv__spec_hooks FV_VARIANT_EXPORT = 
 #endif
 #ifdef FV_HAS_KEY_SUM
     .key_sum = fv_call_key_sum,
+#endif
+#ifdef FV_HAS_ROW_MAX
+    .row_max = fv_call_row_max,
 #endif
 };

@@ -457,6 +457,7 @@ typedef struct fv_ints { const int32_t *data; int64_t count; } fv_ints;
 typedef struct fv_bits { const uint8_t *bits; const int64_t *offsets; } fv_bits;
 typedef struct fv_ranges { const int32_t *ranges; const int32_t *indptr; int64_t count; int64_t reserved; } fv_ranges;
 typedef struct fv_sums { float *data; int64_t stride; } fv_sums;
+typedef struct fv_maxes { float *data; int64_t stride; } fv_maxes;
 #endif
 
 VFN int64_t v_clamp_index(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }

@@ -341,7 +341,8 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "\n");
 }
 
-static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM" };
+static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
+                                                         "ROW_MAX" };
 
 static bool use_has(const fv__problem *p, int i, fv__hook hook) { return p->uses[i].variant->meta.hooks >> hook & 1; }
 static bool has_args(const fv__problem *p, int i) { return p->uses[i].variant->meta.args_bytes > 0; }
@@ -443,6 +444,24 @@ static void put_sums(writer *w, const fv__problem *p)
     }
 }
 
+/* The maximum of a row, through each variant that asks for it, to its FV_MAXES parameters. */
+static void put_maxes(writer *w, const fv__problem *p)
+{
+    char args[24];
+    if (!has_hook(p, FV__HOOK_ROW_MAX)) return;
+    put(w, "VFN void fv_row_max(float m, const fv_uses &u, const v_at &at)\n{\n");
+    for (int i = 0; i < p->num_uses; i++) {
+        const fv__variant_meta *meta = &p->uses[i].variant->meta;
+        for (int k = 0; k < meta->num_params && use_has(p, i, FV__HOOK_ROW_MAX); k++) {
+            if (meta->params[k].kind != FV__MAXES) continue;
+            put(w, "    const fv_maxes o%d_%d = u.u%d.%s;\n", i, k, i, meta->params[k].name);
+            put(w, "    if (o%d_%d.data) o%d_%d.data[at.batch_row * o%d_%d.stride + at.head] = fv_do_u%d_ROW_MAX(%s, at, m);\n", i, k, i, k, i, k, i,
+                args_of(p, i, args));
+        }
+    }
+    put(w, "}\n");
+}
+
 /* Pair hooks, as functions of elements: g0 is the row before any of them. */
 static void put_turns(writer *w, const fv__problem *p, fv__hook hook, const char *name)
 {
@@ -485,6 +504,7 @@ char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
     put_chain(&w, p, FV__HOOK_WEIGHT, "fv_weight(float s, const fv_uses &u, const v_at &at)", "s", "");
     put_chain(&w, p, FV__HOOK_KEY_SUM, "fv_key_sum(float p, const fv_uses &u, const v_at &at)", "p", "");
     put_sums(&w, p);
+    put_maxes(&w, p);
     if (!w.failed) return w.text;
     free(w.text);
     return NULL;

@@ -72,6 +72,7 @@ static const sample samples[] = {
     { "bf16", "bf16", 32, 8, 128, 128, { "causal", "key_sums" }, .quick = true },
     { "bf16", "bf16", 32, 8, 128, 128, { "causal", "key_sums" }, .decode = true },
     { "f16", "f16", 16, 8, 256, 256, { "causal", "softcap", "key_sums" }, .quick = false },
+    { "bf16", "bf16", 32, 8, 128, 128, { "causal", "row_max" }, .quick = false },
     { "bf16", "fp8_e4m3", 32, 8, 128, 128, { "causal", "key_sums" }, .decode = true, .k_scale = "token_head" },
     { "bf16", "bf16", 128, 1, 576, 512, { "ranges", "key_sums" }, .v_in_k = true },
     { "f32", "f32", 8, 2, 128, 128, { "mask", "key_sums" }, .invariant = true },
@@ -82,16 +83,17 @@ static bool make_problem(const sample *s, fv__problem *out)
 {
     static const float slopes[64] = { 1 };
     const fv_tensor heads = { .data = (void *)(uintptr_t)slopes, .dtype = "f32", .ndim = 1, .shape = { s->heads }, .stride = { 1 } };
-    const fv_arg dim = { .name = "rotary_dim", .number = 64 }, cap = { .name = "cap", .number = 30 }, left = { .name = "left", .number = 1023 };
-    const fv_arg slope = { .name = "slopes", .tensor = &heads }, sinks = { .name = "sinks", .tensor = &heads };
+    const struct { const char *variant; fv_arg arg; } args[] = {
+        { "rope", { .name = "rotary_dim", .number = 64 } }, { "softcap", { .name = "cap", .number = 30 } },
+        { "window", { .name = "left", .number = 1023 } }, { "alibi", { .name = "slopes", .tensor = &heads } },
+        { "sink", { .name = "sinks", .tensor = &heads } },
+    };
     fv_variant_use uses[3];
     int n = 0;
     for (; n < 3 && s->variants[n]; n++) {
-        const char c = s->variants[n][0], d = s->variants[n][1];
         uses[n] = (fv_variant_use){ .name = s->variants[n] };
-        const fv_arg *arg = c == 'r' && d == 'o' ? &dim : c == 's' && d == 'o' ? &cap : c == 'w' ? &left : c == 'a' ? &slope : c == 's' ? &sinks : NULL;
-        uses[n].args = arg;
-        uses[n].num_args = arg != NULL;
+        for (int i = 0; i < FV__COUNT(args); i++)
+            if (!strcmp(args[i].variant, s->variants[n])) uses[n].args = &args[i].arg, uses[n].num_args = 1;
     }
     const fv_problem p = { .q = s->q, .k = s->k, .v = s->k, .o = s->q, .num_q_heads = s->heads, .num_kv_heads = s->kv_heads,
                            .dim_qk = s->dim_qk, .dim_v = s->dim_v, .variants = uses, .num_variants = n, .v_in_k = s->v_in_k, .k_scale = s->k_scale,

@@ -25,6 +25,7 @@ struct fv_ints { const int32_t *data; int64_t count; };
 struct fv_bits { const uint8_t *bits; const int64_t *offsets; };
 struct fv_ranges { const int32_t *ranges; const int32_t *indptr; int64_t count; int64_t reserved; };
 struct fv_sums { float *data; int64_t stride; };
+struct fv_maxes { float *data; int64_t stride; };
 
 VFN v_f32 v_set(float x) { return x; }
 VFN v_i32 v_seti(int32_t x) { return x; }

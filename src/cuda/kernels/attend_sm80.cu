@@ -56,8 +56,13 @@
 #define PAGES_KEPT (FV_KSCALE || FV_VSCALE || FV_CONVERT_K || FV_CONVERT_V || FV_KS == FV_E2M1 || FV_VS == FV_E2M1)
 #define LOG2E 1.44269504088896341f
 #define ALL_LANES 0xffffffffu
-/* By how much, in base 2, a maximum may outgrow what exponentials are taken of: 2^8 fits f16 well, but not times a scale of any size. */
+/* By how much, in base 2, a maximum may outgrow what exponentials are taken of: 2^8 fits f16 well, but not times a scale of any size; and where it is
+ * asked for (FV_ROW_MAX), m is the maximum. */
+#ifdef FV_HAS_ROW_MAX
+#define SLACK 0.0f
+#else
 #define SLACK (V_WEIGHED ? 0.0f : 8.0f)
+#endif
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 #define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
@@ -670,8 +675,12 @@ FV_DEVICE float finish_row(args p, const row_info &r, float m, float l, float &l
 #endif
 }
 
-FV_DEVICE void write_lse(args p, const row_info &r, float lse)
+/* m: the row's maximum in base 2, before sinks joined. */
+FV_DEVICE void write_lse(args p, const row_info &r, float m, float lse)
 {
+#ifdef FV_HAS_ROW_MAX
+    fv_row_max(m * 0.693147180559945309f, USES, at_row(p, r));
+#endif
 #ifndef FV_STAMPS
     if (p.lse) p.lse[r.row * p.lse_stride[0] + r.head * p.lse_stride[1]] = lse;
 #endif
@@ -737,7 +746,7 @@ template <int COPIES> COLD void write_rows(args p, int first, int count, int slo
         } else {
             const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
             for (int c = 0; c < COPIES; c++) w[c] = COPIES == 1 ? scale : w[c] * scale;
-            if (lane == 0) write_lse(p, r, lse);
+            if (lane == 0) write_lse(p, r, m, lse);
         }
 #pragma unroll 4
         for (int d = 4 * lane; d < FV_DV; d += 32) {
@@ -841,7 +850,7 @@ COLD void arrive_and_merge(args p)
             float m = -fv_inf(), l = 0, o[4] = { 0, 0, 0, 0 }, lse;
             merge_parts(p, parts, records[rec].num_parts, g, d, m, l, o);
             const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
-            if (lane == 0 && d == 0) write_lse(p, r, lse);
+            if (lane == 0 && d == 0) write_lse(p, r, m, lse);
             for (int i = 0; i < 4; i++) o[i] *= scale;
             if (d < FV_DV) write_four(p, r, d, o, lse);
         }
