@@ -67,13 +67,14 @@ static void check_config(const fv__problem *p, const fv_plan_desc *limits, const
     free(text);
 }
 
-static void check_one(int device, int width, const char *q, const char *kv, bool decode, bool invariant, const char *scale)
+static void check_one(int device, int width, const char *q, const char *kv, bool decode, bool invariant, const char *scale,
+                      bool sums)
 {
     const fv__attend_device d = device_of(device);
-    const fv_variant_use causal = { .name = "causal" };
+    const fv_variant_use uses[] = { { .name = "causal" }, { .name = "key_sums" } };
     const fv_problem given = { .q = q, .k = kv, .v = widths[width].latent ? NULL : kv, .o = q, .num_q_heads = widths[width].heads,
-                               .num_kv_heads = widths[width].kv_heads, .dim_qk = widths[width].dk, .dim_v = widths[width].dv, .variants = &causal,
-                               .num_variants = 1, .v_in_k = widths[width].latent, .k_scale = scale,
+                               .num_kv_heads = widths[width].kv_heads, .dim_qk = widths[width].dk, .dim_v = widths[width].dv, .variants = uses,
+                               .num_variants = 1 + sums, .v_in_k = widths[width].latent, .k_scale = scale,
                                .v_scale = widths[width].latent ? NULL : scale };
     const fv_plan_desc limits = { .max_requests = 64, .max_rows = decode ? 64 : 4096, .max_kv_tokens = 1 << 20, .max_pages = 1 << 16, .chunk = 1024,
                                   .invariant = invariant };
@@ -81,8 +82,8 @@ static void check_one(int device, int width, const char *q, const char *kv, bool
     fv__attend_config c;
     fv_error err = { 0 };
     char what[160];
-    snprintf(what, sizeof what, "%d KB, dims %d %d, %s %s%s%s", devices[device].block >> 10, widths[width].dk, widths[width].dv, q, kv,
-             decode ? " decode" : "", invariant ? " invariant" : "");
+    snprintf(what, sizeof what, "%d KB, dims %d %d, %s %s%s%s%s", devices[device].block >> 10, widths[width].dk, widths[width].dv, q, kv,
+             decode ? " decode" : "", invariant ? " invariant" : "", sums ? " sums" : "");
     if (fv__problem_init(&given, &p, &err) != FV_OK) return;    /* e.g. 4-bit rows that are no multiple of 16 */
     const fv_status status = fv__attend_configure(&p, &limits, &d, &c, &err);
     if (status == FV_OK) check_config(&p, &limits, &c, &d, what);
@@ -99,7 +100,8 @@ static void test_every_choice_fits(void **state)
         for (int w = 0; w < FV__COUNT(widths); w++)
             for (int q = 0; q < FV__COUNT(q_types); q++)
                 for (int k = 0; k < FV__COUNT(kv_types); k++)
-                    for (int way = 0; way < 8; way++) check_one(d, w, q_types[q], kv_types[k], way & 1, way >> 1 & 1, scales[way >> 2]);
+                    for (int way = 0; way < 16; way++)
+                        check_one(d, w, q_types[q], kv_types[k], way & 1, way >> 1 & 1, scales[way >> 2 & 1], way >> 3);
     print_message("%d configurations fit, %d are refused with the bytes that are missing\n", fits, refusals);
     assert_true(fits > 1000);
 }
@@ -113,8 +115,10 @@ static void test_the_large_device_takes_all(void **state)
             for (int k = 0; k < FV__COUNT(kv_types); k++) {
                 if (k == 2 || k == (q ? 0 : 1)) continue;
                 const int before = refusals;
-                check_one(2, w, q_types[q], kv_types[k], true, false, NULL);
-                check_one(2, w, q_types[q], kv_types[k], false, false, NULL);
+                check_one(2, w, q_types[q], kv_types[k], true, false, NULL, true);
+                check_one(2, w, q_types[q], kv_types[k], false, false, NULL, true);
+                check_one(2, w, q_types[q], kv_types[k], true, false, NULL, false);
+                check_one(2, w, q_types[q], kv_types[k], false, false, NULL, false);
                 assert_int_equal(refusals, before);
             }
 }
