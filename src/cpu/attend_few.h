@@ -127,7 +127,7 @@ static void split_query(float *q, int dim)
 
 /* ------------------------------------------------------------------------------------------------------------ scores */
 
-enum { ACCS = V_FEW_ACCS };
+enum { ACCS = V_FEW_ACCS, ASK_EVERY = 64 };      /* elements of d and keys between one asking and the next, or more */
 
 /* acc[row][key] += over `parts` vectors of d. Whichever of rows and keys are fewer wait in registers. */
 VFN void few_step(int rows, int keys, int parts, int dtype, const float *q, int dim, const char *const *k, int d, v_f32 *acc)
@@ -209,21 +209,25 @@ typedef struct few_rows {
 /* s[row][key] for keys [0, end), rounded up to the keys of a step. */
 VFN void few_scores(int rows, int dtype, bool dots, const float *q, int dim, const few_rows *k, float *s)
 {
-    const int step = ACCS / rows;
+    const int step = ACCS / rows, share = step * k->next->row_bytes * V_LANES / dim;
+    const bool spread = step * (dots || splits(dtype) ? 2 : 1) * V_LANES >= ASK_EVERY;
     for (int key = 0; key < k->end; key += step) {
         v_f32 acc[ACCS];
         float sums[ACCS];
-        int d = 0;
         V_UNROLL
         for (int i = 0; i < ACCS; i++) acc[i] = v_set(0.0f);
-        for (; dots && d < dim; d += 2 * V_LANES) few_dots(rows, step, dtype, (const char *)q, dim, k->now + key, d, acc);
-        for (; splits(dtype) && d + 2 * V_LANES <= dim; d += 2 * V_LANES) few_step(rows, step, 2, dtype, q, dim, k->now + key, d, acc);
-        for (; d < dim; d += V_LANES) few_step(rows, step, 1, dtype, q, dim, k->now + key, d, acc);
+        for (int d = 0, parts; d < dim; d += parts * V_LANES) {
+            parts = dots || (splits(dtype) && d + 2 * V_LANES <= dim) ? 2 : 1;
+            if (dots) few_dots(rows, step, dtype, (const char *)q, dim, k->now + key, d, acc);
+            else if (parts == 2) few_step(rows, step, 2, dtype, q, dim, k->now + key, d, acc);
+            else few_step(rows, step, 1, dtype, q, dim, k->now + key, d, acc);
+            if (spread) ask_ahead(k->next, parts * share);
+        }
         V_UNROLL
         for (int i = 0; i < ACCS; i += V_LANES) v_store(sums + i, sum_lanes(acc + i));
         V_UNROLL
         for (int r = 0; r < rows; r++) memcpy(s + r * KEYS + key, sums + r * step, (size_t)step * sizeof *s);
-        ask_ahead(k->next, step * k->next->row_bytes);
+        if (!spread) ask_ahead(k->next, step * k->next->row_bytes);
     }
 }
 
@@ -237,13 +241,14 @@ typedef struct few_sums {
     float *o;                           /* [row][dim] */
 } few_sums;
 
-enum { MAX_VECS = 8, ASK_KEYS = 8 };   /* of a strip; keys from one asking to the next */
+enum { MAX_VECS = 8 };
 
-/* `vecs` vectors of d from `d` on, in parts of `parts`. A strip asks for its share of the rows that are wanted next. */
+/* `vecs` vectors of d from `d` on, in parts of `parts`. Every few keys ask for their share of what is wanted next. */
 VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, int d)
 {
     v_f32 acc[FEW * MAX_VECS];
-    const int share = ASK_KEYS * x->v.next->row_bytes * vecs * V_LANES / x->dim;
+    const int every = vecs * V_LANES < ASK_EVERY ? ASK_EVERY / (vecs * V_LANES) : 1;
+    const int share = every * x->v.next->row_bytes * vecs * V_LANES / x->dim;
     V_UNROLL
     for (int i = 0; i < rows * vecs; i++) acc[i] = v_set(0.0f);
     for (int key = x->v.first; key < x->v.end; key++) {
@@ -256,7 +261,7 @@ VFN void few_strip(int rows, int dtype, int vecs, int parts, const few_sums *x, 
             V_UNROLL
             for (int i = 0; i < vecs; i++) acc[r * vecs + i] = v_fma(p, y[i], acc[r * vecs + i]);
         }
-        if (key % ASK_KEYS == 0) ask_ahead(x->v.next, share);
+        if (key % every == 0) ask_ahead(x->v.next, share);
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
