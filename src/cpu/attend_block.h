@@ -236,6 +236,30 @@ static bool find_block(const work *w, block *b, int64_t first, int n)
     return b->seen != 0;
 }
 
+/* The blocks of a piece, from first to last. */
+typedef struct walk {
+    int64_t key, end;                   /* within the segment */
+    int64_t origin;                     /* blocks end where origin + key is a multiple of KEYS */
+} walk;
+
+/* Blocks count from the first key of the piece; in the invariant mode from position 0, whatever the segments and pieces. */
+static walk walk_blocks(const work *w, const fv__piece *piece)
+{
+    const int64_t origin = w->plan->invariant ? fv__plan_origin(w->plan, w->segment) : -(int64_t)piece->key_first % KEYS + KEYS;
+    return (walk){ piece->key_first, (int64_t)piece->key_first + piece->num_keys, origin };
+}
+
+/* The next block that some row sees; NULL: there is none. */
+static block *next_block(const work *w, block *b, walk *x)
+{
+    while (x->key < x->end) {
+        const int64_t at = x->key;
+        x->key = fv__min64(x->end, (x->origin + at) / KEYS * KEYS + KEYS - x->origin);
+        if (find_block(w, b, at, (int)(x->key - at))) return b;
+    }
+    return NULL;
+}
+
 static void shift(int64_t *at, int64_t by)
 {
     for (int i = 0; i < KEYS; i++) at[i] += by;

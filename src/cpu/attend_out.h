@@ -82,7 +82,7 @@ static void write_head(work *w, const row *r, int head, float m, float l, float 
     fv__at at = place_at(w, r, head);
     if (w->has_row_max) write_max(w, &at, m);
     if (w->has_sink) join_sinks(w, &at, &m, &l, o);
-    const float lse = w->has_weight ? 0.0f : lse_of(w, m, l);
+    const float lse = w->has_weight || !(lse_out->data || w->has_output) ? 0.0f : lse_of(w, m, l);
     const float factor = w->has_weight ? w->v_factor : l > 0 ? w->v_factor / l : l == 0 ? 0.0f : l;
     /* + 0: a sum that came out as -0 depends on how many empty blocks it met */
     for (int d = 0; d < w->dv_pad; d += V_LANES) v_store(o + d, v_fma(v_load(o + d), v_set(factor), v_set(0.0f)));
@@ -140,7 +140,6 @@ static void end_chunk(work *w, int chunk)
         for (int i = 0; i < w->packed; i++)
             merge_state(&w->m_all[i], &w->l_all[i], w->o_all + (int64_t)i * w->dv_pad, w->m[i], w->l[i], w->o + (int64_t)i * w->dv_pad, w->dv_pad);
     }
-    begin_states(w, w->padded, w->m, w->l, w->o);
 }
 
 static void write_rows(work *w, const float *m, const float *l, float *o)

@@ -27,12 +27,18 @@ void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int
 
 /* ------------------------------------------------------------------------------------------------------------- shape */
 
-enum { LARGEST_TILE = 256, TILE_BYTES = 1 << 20 };      /* Q and O of a tile stay in the second-level cache */
+enum { TILE_BYTES = 1 << 20 };          /* Q and O of a tile stay in the second-level cache */
 
 static int largest_tile(const fv__problem *p)
 {
-    int rows = LARGEST_TILE;
-    while (rows > 64 && (int64_t)rows * (pad_lanes(p->dim_qk) + pad_lanes(p->dim_v)) * 4 > TILE_BYTES) rows /= 2;
+    int rows = 256, q_bytes = 4;
+#if V_TILES
+    if (fits_tiles(p)) {
+        rows = LARGEST_TILE;
+        q_bytes = 2;
+    }
+#endif
+    while (rows > 64 && (int64_t)rows * (pad_lanes(p->dim_qk) * q_bytes + pad_lanes(p->dim_v) * 4) > TILE_BYTES) rows /= 2;
     return rows;
 }
 
@@ -64,30 +70,6 @@ size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_s
 
 /* ------------------------------------------------------------------------------------------------------------ pieces */
 
-/* The blocks of a piece, from first to last. */
-typedef struct walk {
-    int64_t key, end;                   /* within the segment */
-    int64_t origin;                     /* blocks end where origin + key is a multiple of KEYS */
-} walk;
-
-/* Blocks count from the first key of the piece; in the invariant mode from position 0, whatever the segments and pieces. */
-static walk walk_blocks(const work *w, const fv__piece *piece)
-{
-    const int64_t origin = w->plan->invariant ? fv__plan_origin(w->plan, w->segment) : -(int64_t)piece->key_first % KEYS + KEYS;
-    return (walk){ piece->key_first, (int64_t)piece->key_first + piece->num_keys, origin };
-}
-
-/* The next block that some row sees; NULL: there is none. */
-static block *next_block(const work *w, block *b, walk *x)
-{
-    while (x->key < x->end) {
-        const int64_t at = x->key;
-        x->key = fv__min64(x->end, (x->origin + at) / KEYS * KEYS + KEYS - x->origin);
-        if (find_block(w, b, at, (int)(x->key - at))) return b;
-    }
-    return NULL;
-}
-
 static block *other_block(work *w, const block *b) { return b == &w->blocks[0] ? &w->blocks[1] : &w->blocks[0]; }
 
 /* Many rows: by tiles where the level has them and the problem fits, else by vectors. */
@@ -98,65 +80,44 @@ static void begin_many(work *w)
     else
 #endif
         load_many(w);
+}
+
+/* Makes the states of the walk's keys. */
+static void attend_walk(work *w, walk x)
+{
+#if V_TILES
+    if (w->tiles) {
+        walk_tiles(w, &x);
+        return;
+    }
+#endif
     begin_states(w, w->padded, w->m, w->l, w->o);
-}
-
-static void do_many(work *w, block *b, const block *next)
-{
-#if V_TILES
-    if (w->tiles) attend_tiles(w, b, next);
-    else
-#endif
+    block *b = next_block(w, &w->blocks[0], &x);
+    while (b) {
+        block *next = next_block(w, other_block(w, b), &x);
         attend_many(w, b, next);
-}
-
-/* The states' outputs as rows. */
-static void end_many(work *w)
-{
-#if V_TILES
-    if (w->tiles) turn_outputs(w);
-#else
-    (void)w;
-#endif
-}
-
-static void end_many_chunk(work *w, int index)
-{
-    end_many(w);
-    end_chunk(w, index);
+        b = next;
+    }
 }
 
 /* Invariant mode: every chunk of keys that the piece has makes states of its own, seen or not. */
 static void attend_invariant(work *w)
 {
-    const fv__piece *piece = w->piece;
-    walk x = walk_blocks(w, piece);
-    const int64_t chunk_keys = w->plan->chunk, first_chunk = (x.origin + x.key) / chunk_keys;
-    const int64_t last_chunk = (x.origin + fv__max64(x.end - 1, x.key)) / chunk_keys;
-    int64_t done = first_chunk;
+    const walk x = walk_blocks(w, w->piece);
+    const int64_t chunk_keys = w->plan->chunk, first = (x.origin + x.key) / chunk_keys;
+    const int64_t last = (x.origin + fv__max64(x.end - 1, x.key)) / chunk_keys;
     begin_many(w);
     begin_states(w, w->padded, w->m_all, w->l_all, w->o_all);
-    block *b = next_block(w, &w->blocks[0], &x);
-    while (b) {
-        block *next = next_block(w, other_block(w, b), &x);
-        for (; done < (x.origin + b->first) / chunk_keys; done++) end_many_chunk(w, (int)(done - first_chunk));
-        do_many(w, b, next);
-        b = next;
+    for (int64_t i = first; i <= last; i++) {
+        attend_walk(w, (walk){ fv__max64(x.key, i * chunk_keys - x.origin), fv__min64(x.end, (i + 1) * chunk_keys - x.origin), x.origin });
+        end_chunk(w, (int)(i - first));
     }
-    for (; done <= last_chunk; done++) end_many_chunk(w, (int)(done - first_chunk));
 }
 
 static void attend_plain(work *w)
 {
-    walk x = walk_blocks(w, w->piece);
     begin_many(w);
-    block *b = next_block(w, &w->blocks[0], &x);
-    while (b) {
-        block *next = next_block(w, other_block(w, b), &x);
-        do_many(w, b, next);
-        b = next;
-    }
-    end_many(w);
+    attend_walk(w, walk_blocks(w, w->piece));
 }
 
 /* `units` pieces of the same rows and keys, of different head units. */

@@ -32,6 +32,10 @@ enum {
     STREAMS = 4,                        /* places of memory that are read at once */
     ALIGN = 64,                         /* bytes */
     SLACK = 32,                         /* floats behind an array that a vector may run over */
+    LARGEST_TILE = V_TILES ? 512 : 256, /* most packed rows of a piece */
+    SET = 2,                            /* tiles: blocks whose operands are made at once */
+    STRIP = 64,                         /* tiles: packed rows whose scores are made at once */
+    BLOCKS = V_TILES ? 2 * SET : 2,     /* that are known at once */
 };
 
 static const float infinity = __builtin_inff();
@@ -193,7 +197,7 @@ typedef struct work {
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
-    bool tiles;                         /* many rows go through matrix tiles: o of a chunk lies as [dv_pad][rows of the chunk] meanwhile */
+    bool tiles;                         /* many rows go through matrix tiles */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
     int max_packed;
 
@@ -216,11 +220,16 @@ typedef struct work {
     float *s;                           /* many: [KEYS][rows of the chunk]; few: [FEW][KEYS] */
     int32_t *mask_lo, *mask_hi;         /* [padded] */
     float *k, *v;                       /* [KEYS][dk_pad], [KEYS][dv_pad]: blocks unpacked */
-    uint16_t *turned;                   /* tiles: V of the block as bf16, [dv_pad][KEYS] */
-    float *turning;                     /* tiles: o of a chunk on its way */
+    uint16_t *tile_q, *tile_k, *tile_v, *tile_p;                /* tiles: operands in bf16, see attend_tiles.h */
+    float *tile_s;                      /* tiles: scores of two jobs, [STRIP][KEYS] */
+    float *tile_o, *tile_l;             /* tiles: O while it is summed; [packed][2][V_LANES] sums of weights, unrounded and rounded, a lane each */
+    float *bias;                        /* tiles: [packed] what turns a score into an exponent */
+    uint32_t begun;                     /* tiles: strips whose O has been begun, a bit each */
+    float weight_scale, exponent_scale; /* tiles: on scores: into base 2; the same times 2^23 */
+    float headroom;                     /* tiles: by how much m stands above what a row met first */
     float *line;                        /* one row of Q, O or scores */
     float *zeros;                       /* a row of the widest type, all zero */
-    block blocks[2];
+    block blocks[BLOCKS];
 } work;
 
 /* ------------------------------------------------------------------------------------------------------- the scratch */
@@ -235,10 +244,29 @@ static void *carve(char *base, size_t *used, int64_t bytes)
     return at;
 }
 
+/* Elements of a side of a product in whole steps, rows in whole pairs of tiles. */
+static int tile_steps(int n) { return (n + 31) / 32; }
+static int whole_pairs(int rows) { return (rows + 31) / 32 * 32; }
+
+static void lay_out_tiles(work *w, char *base, size_t *used, const fv__problem *p, const fv__kernel_shape *shape)
+{
+    const int64_t rows = whole_pairs(shape->max_packed), dk = tile_steps(p->dim_qk) * 32, dv = tile_steps(p->dim_v) * 32;
+    const int64_t f = (int64_t)sizeof(float), h = (int64_t)sizeof(uint16_t);
+    w->tile_q = carve(base, used, rows * dk * h);
+    w->tile_k = carve(base, used, SET * KEYS * dk * h);
+    w->tile_v = carve(base, used, SET * KEYS * dv * h);
+    w->tile_p = carve(base, used, 2 * STRIP * SET * KEYS * h);
+    w->tile_s = carve(base, used, 2 * STRIP * KEYS * f);
+    w->tile_o = carve(base, used, rows * dv * f);
+    w->tile_l = carve(base, used, rows * 2 * V_LANES * f);
+    w->bias = carve(base, used, rows * f);
+}
+
 static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kernel_shape *shape)
 {
     size_t used = 0;
-    const int64_t rows = pad_lanes(shape->max_packed), numbers = fv__max64(rows, UNITS * (FEW + V_LANES)), dk = pad_lanes(p->dim_qk), dv = pad_lanes(p->dim_v);
+    const int64_t rows = pad_lanes(shape->max_packed), numbers = fv__max64(whole_pairs(shape->max_packed), UNITS * (FEW + V_LANES));
+    const int64_t dk = pad_lanes(p->dim_qk), dv = pad_lanes(p->dim_v);
     const int64_t f = (int64_t)sizeof(float);
     carve(base, &used, (int64_t)sizeof(work));
     w->rows = carve(base, &used, rows * (int64_t)sizeof(row));
@@ -252,12 +280,11 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
     w->alpha = carve(base, &used, numbers * f);
     w->mask_lo = carve(base, &used, rows * f);
     w->mask_hi = carve(base, &used, rows * f);
-    for (int i = 0; i < 2; i++) w->blocks[i].mask = carve(base, &used, rows * (int64_t)sizeof(uint64_t));
+    for (int i = 0; i < BLOCKS; i++) w->blocks[i].mask = carve(base, &used, rows * (int64_t)sizeof(uint64_t));
     w->s = carve(base, &used, (int64_t)(CHUNK > FEW ? CHUNK : FEW) * KEYS * f);
     w->k = carve(base, &used, (KEYS * dk + SLACK) * f);
     w->v = carve(base, &used, (KEYS * dv + SLACK) * f);
-    w->turned = carve(base, &used, V_TILES * dv * KEYS * (int64_t)sizeof *w->turned);
-    w->turning = carve(base, &used, V_TILES * CHUNK * dv * f);
+    if (V_TILES) lay_out_tiles(w, base, &used, p, shape);
     w->line = carve(base, &used, (FV__MAX_DIM + KEYS + SLACK) * f);
     w->zeros = carve(base, &used, (FV__MAX_DIM + SLACK) * f);
     return used;
