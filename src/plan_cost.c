@@ -28,7 +28,7 @@ const fv__cost_model fv__cost_cpu_amx = {
  * loads hide about half. piece: filling the pipeline, one dependent page id load after another.
  * part: 512 bytes written, read through L2 and merged at about 35 GB/s. */
 const fv__cost_model fv__cost_sm80 = {
-    .name = "sm80", .piece = 1400, .block = 950, .block_row = 7, .row = 15, .part = 30
+    .name = "sm80", .piece = 4000, .block = 1900, .block_row = 10, .row = 40, .part = 250
 };
 
 /* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and

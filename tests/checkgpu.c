@@ -14,6 +14,7 @@
  * time of a launch goes, from clocks in the kernel. */
 #include "cuda/state.h"
 #include "ctx.h"
+#include "engine.h"
 #include "os.h"
 #include "ref.h"
 
@@ -531,6 +532,7 @@ static const timing timings[] = {
     { "prefill 2 x 8192 ragged", "bf16", "bf16", 32, 8, 128, 128, 0, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 page 1", "bf16", "bf16", 32, 8, 128, 128, 1, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 full", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = false },
+    { "prefill 2 x 8192 of 4096 full", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 4096, .causal = false },
     { "prefill 8 x 2048 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 8, 2048, 2048, .causal = true },
     { "prefill 2 x 8192 d64", "bf16", "bf16", 32, 32, 64, 64, 16, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 d256", "bf16", "bf16", 16, 8, 256, 256, 16, 2, 8192, 8192, .causal = true },
@@ -700,6 +702,40 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* What a worker's time is made of: least squares over the workers of ns = a pieces + b key blocks + c merged parts (rows x slots). */
+typedef struct ledger { double a[3][4]; double busy, longest; int n; } ledger;
+
+static void add_worker(ledger *x, const fv__plan_head *plan, int w, double ns)
+{
+    const int32_t *first = FV__PLAN_ARRAY(plan, int32_t, worker_first);
+    double f[4] = { 0, 0, 0, ns };
+    for (int32_t i = first[w]; i < first[w + 1]; i++) {
+        const fv__piece *c = FV__PLAN_ARRAY(plan, fv__piece, pieces) + i;
+        f[0] += c->num_keys > 0;
+        f[1] += (c->num_keys + 63) / 64;
+        f[2] += c->slot >= 0 ? c->num_rows * plan->unit_heads : 0;
+    }
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 4; k++) x->a[i][k] += f[i] * f[k];
+    x->busy += ns;
+    x->longest = x->longest > ns ? x->longest : ns;
+    x->n++;
+}
+
+static void print_ledger(ledger *x)
+{
+    double c[3] = { 0 };
+    for (int i = 0; i < 3; i++) x->a[i][i] += 1e-9;     /* nobody has parts: no cost */
+    for (int i = 0; i < 3; i++)
+        for (int r = 0; r < 3; r++) {
+            const double by = r == i ? 0 : x->a[r][i] / x->a[i][i];
+            for (int k = 0; k < 4; k++) x->a[r][k] -= by * x->a[i][k];
+        }
+    for (int i = 0; i < 3; i++) c[i] = x->a[i][3] / x->a[i][i];
+    printf("    workers are busy %.1f %% of the longest one's %.1f us; fitted: piece %.0f ns, key block %.0f ns, merged row %.1f ns\n",
+           100 * x->busy / (x->n * x->longest), x->longest * 1e-3, c[0], c[1], c[2]);
+}
+
 static void print_stamps(const load *l, int workers)
 {
     static const char *const names[] = { "", "begin", "piece read", "asked", "K there", "keys done", "written", "merged", "2nd read", "asked", "K there",
@@ -720,6 +756,9 @@ static void print_stamps(const load *l, int workers)
     }
     printf("    blocks begin within %lld ns, the first ends after %lld ns, the last after %lld ns\n", (long long)(last_start - first),
            (long long)(first_end - first), (long long)(end - first));
+    ledger times = { .n = 0 };
+    for (int w = 0; w < workers; w++) add_worker(&times, l->plan->blob, w, (double)(all[w * N + 15] - all[w * N]));
+    print_ledger(&times);
     printf("    cycles, median (longest):");
     for (int i = 2; i < 15; i++) {
         int n = 0;

@@ -189,6 +189,11 @@ static void tables_arrive(void **state)
                     assert_int_equal(plan_there->table_entries, full && !(wide && stride == 2) ? MAX_REQUESTS * WIDTH : in_use);
                     check_segments(&t);
                 }
+    static const int32_t none[MAX_REQUESTS];
+    make_tables(&t, MAX_REQUESTS, none, true, 2, true, 1);          /* more bytes than there is room for, and none of them in use */
+    CALL(fv_plan_update(plan, NULL, &t.batch, NULL, &err));
+    run(plan, MAX_REQUESTS);
+    assert_int_equal(plan_there->table_entries, 0);
     CALL(fv_plan_destroy(&plan));
 }
 

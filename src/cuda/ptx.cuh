@@ -83,6 +83,14 @@ FV_DEVICE float ex2_approx(float x)
     return y;
 }
 
+/* At most one unit in the last place off. */
+FV_DEVICE float rcp_approx(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 FV_DEVICE float lg2_approx(float x)
 {
     float y;

@@ -671,7 +671,7 @@ FV_DEVICE float finish_row(args p, const row_info &r, float m, float l, float &l
     fv_sinks(USES, at_row(p, r), sum);
 #endif
     lse = sum.l > 0 ? (sum.m + lg2_approx(sum.l)) * p.lse_factor : -fv_inf();
-    return sum.l > 0 ? sum.factor / sum.l : 0.0f;
+    return sum.l > 0 ? sum.factor * rcp_approx(sum.l) : 0.0f;
 #endif
 }
 
@@ -714,54 +714,76 @@ FV_DEVICE float *slot_ml(args p, int slot, int g)
 FV_DEVICE int o_column(int low, int d) { return O_TURNED ? (d & ~56) + (d & 56 ^ low << 3) : d; }
 FV_DEVICE int o_place(int row, int d) { return row * O_STRIDE + o_column(row & 7, d); }
 
+/* What the staged copies of row i are multiplied with, and its lse, into SUMS; the sums themselves to where they are wanted. A thread a row. */
+template <int COPIES> FV_DEVICE void weigh_row(args p, int first, int count, int slot, int i)
+{
+    const int u = first + i;
+    float m = -fv_inf(), l = 0, lse = 0, w[COPIES], scale = 1;
+#ifdef FV_HAS_WEIGHT
+    m = 0;
+    for (int c = 0; c < COPIES; c++) w[c] = 1;
+#else
+    for (int c = 0; c < COPIES; c++) m = fmaxf(m, SUMS[c * count + i].x);
+    const float base = m == -fv_inf() ? 0.0f : m;
+    for (int c = 0; c < COPIES; c++) {
+        const float2 ml = SUMS[c * count + i];
+        w[c] = ex2_approx(ml.x - base);
+        l = fmaf(ml.y, w[c], l);
+    }
+#endif
+    if (slot >= 0) {
+        const int row = u / S.look.unit_heads, g = u - row * S.look.unit_heads;
+        *(float2 *)slot_ml(p, slot + row, g) = make_float2(m, l);
+    } else {
+        scale = finish_row(p, S.rows[u], m, l, lse) * V_SCALE;
+        write_lse(p, S.rows[u], m, lse);
+    }
+    for (int c = 0; c < COPIES; c++) SUMS[c * count + i] = make_float2(w[c] * scale, lse);
+}
+
 /* Packed rows first .. of the piece, staged in shared memory, go to slot + i, or (slot < 0) out. Row i is the sum of the staged rows i, i + count,
- * .. i + (COPIES - 1) count. Eight lanes a row, four elements each. */
+ * .. i + (COPIES - 1) count. Eight lanes a row, four elements each: read first, then written, as the compiler must think that one may change the other. */
 template <int COPIES> COLD void write_rows(args p, int first, int count, int slot)
 {
+    enum { AT_ONCE = COPIES == 1 ? 4 : 2 };
     const int lane = threadIdx.x % 8;
     const float *o_staged = (const float *)(memory + O_AT);
+    const int rows = fv_min(count, W.packed - first);
 #pragma unroll 1
-    for (int i = threadIdx.x / 8; i < count; i += NT / 8) {
-        const int u = first + i;
-        if (u >= W.packed) break;
-        const row_info r = S.rows[u];
-        float m = -fv_inf(), l = 0, lse = 0, w[COPIES];
-#ifdef FV_HAS_WEIGHT
-        m = 0;
-        for (int c = 0; c < COPIES; c++) w[c] = 1;
-#else
-        for (int c = 0; c < COPIES; c++) m = fmaxf(m, SUMS[c * count + i].x);
-        const float base = m == -fv_inf() ? 0.0f : m;
-        for (int c = 0; c < COPIES; c++) {
-            const float2 ml = SUMS[c * count + i];
-            w[c] = ex2_approx(ml.x - base);
-            l = fmaf(ml.y, w[c], l);
-        }
-#endif
+    for (int i = threadIdx.x; i < rows; i += NT) weigh_row<COPIES>(p, first, count, slot, i);
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x / 8; i < rows; i += NT / 8) {
+        const row_info r = S.rows[first + i];
         float *o = 0;
         if (slot >= 0) {
-            const int row = u / S.look.unit_heads, g = u - row * S.look.unit_heads;
-            o = slot_o(p, slot + row, g);
-            if (lane == 0) *(float2 *)slot_ml(p, slot + row, g) = make_float2(m, l);
-        } else {
-            const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
-            for (int c = 0; c < COPIES; c++) w[c] = COPIES == 1 ? scale : w[c] * scale;
-            if (lane == 0) write_lse(p, r, m, lse);
+            const int row = (first + i) / S.look.unit_heads;
+            o = slot_o(p, slot + row, first + i - row * S.look.unit_heads);
         }
-#pragma unroll 4
-        for (int d = 4 * lane; d < FV_DV; d += 32) {
-            float4 x = *(const float4 *)(o_staged + o_place(i, d));
-            float y[4] = { x.x * w[0], x.y * w[0], x.z * w[0], x.w * w[0] };
+#pragma unroll 1
+        for (int d0 = 4 * lane; d0 < FV_DV; d0 += 32 * AT_ONCE) {
+            float y[AT_ONCE][4];
 #pragma unroll
-            for (int c = 1; c < COPIES; c++) {
-                x = *(const float4 *)(o_staged + o_place(c * count + i, d));
-                y[0] = fmaf(x.x, w[c], y[0]);
-                y[1] = fmaf(x.y, w[c], y[1]);
-                y[2] = fmaf(x.z, w[c], y[2]);
-                y[3] = fmaf(x.w, w[c], y[3]);
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int d = fv_min(d0 + 32 * k, O_FLOATS - 4);
+#pragma unroll
+                for (int c = 0; c < COPIES; c++) {
+                    const float4 x = *(const float4 *)(o_staged + o_place(c * count + i, d));
+                    const float w = SUMS[c * count + i].x;
+                    y[k][0] = c == 0 ? x.x * w : fmaf(x.x, w, y[k][0]);
+                    y[k][1] = c == 0 ? x.y * w : fmaf(x.y, w, y[k][1]);
+                    y[k][2] = c == 0 ? x.z * w : fmaf(x.z, w, y[k][2]);
+                    y[k][3] = c == 0 ? x.w * w : fmaf(x.w, w, y[k][3]);
+                }
             }
-            if (slot < 0) write_four(p, r, d, y, lse);
-            else *(float4 *)(o + d) = make_float4(y[0], y[1], y[2], y[3]);
+            const float lse = SUMS[i].y;
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int d = d0 + 32 * k;
+                if (d >= FV_DV) break;
+                if (slot < 0) write_four(p, r, d, y[k], lse);
+                else *(float4 *)(o + d) = make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
+            }
         }
     }
 }
@@ -794,8 +816,11 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
         for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += 16) {
             float4 x[16];
 #pragma unroll
-            for (int k = 0; k < 16; k++)        /* past the last: the first part, 0 times */
-                x[k] = __ldcg((const float4 *)(slot_o(p, __shfl_sync(ALL_LANES, part, k0 + k), g) + from));
+            for (int k = 0; k < 16; k++) {      /* past the last: nothing, 0 times */
+                const int from_slot = __shfl_sync(ALL_LANES, part, k0 + k);
+                x[k] = make_float4(0, 0, 0, 0);
+                if (i0 + k0 + k < num_parts) x[k] = __ldcg((const float4 *)(slot_o(p, from_slot, g) + from));
+            }
             if (k0 == 0) {
                 float top = mine ? fmaxf(m, ml.x) : m;
                 for (int k = 16; k > 0; k /= 2) top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, k));
