@@ -23,12 +23,11 @@ const fv__cost_model fv__cost_cpu_amx = {
     .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 22, .row = 100, .part = 150
 };
 
-/* First estimates, by a card of 132 SMs that reads 4.5 TB/s, 34 GB/s an SM: 32 KB in 950 ns.
- * mma.sync reaches half of the matrix rate, 2.5 TFLOP/s an SM: 13 ns a row's block, of which
- * loads hide about half. piece: filling the pipeline, one dependent page id load after another.
- * part: 512 bytes written, read through L2 and merged at about 35 GB/s. */
+/* Fitted on an H200 (132 SMs, 4.5 TB/s) from the clocks of all workers, two of them an SM
+ * (checkgpu --stamps): prefill of 128 packed rows at dims 128: 3.2 us a block, 11 to 13 us a
+ * piece, 0.27 us a row in a part; decode, three an SM: 3.2 us a block, 8 to 9 us a piece. */
 const fv__cost_model fv__cost_sm80 = {
-    .name = "sm80", .piece = 4000, .block = 1900, .block_row = 10, .row = 40, .part = 250
+    .name = "sm80", .piece = 4500, .block = 1900, .block_row = 10, .row = 52, .part = 250
 };
 
 /* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and

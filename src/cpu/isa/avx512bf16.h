@@ -23,6 +23,10 @@ typedef short v_avx512_bf16 __attribute__((vector_size(64)));
 #define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_512(high, low))
 #else
 #define V_DOT_BF16(a, b, c)     __builtin_ia32_dpbf16ps_v16sf(c, (v_avx512_bf16)(a), (v_avx512_bf16)(b))
+#if __GNUC__ >= 13
+#define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_v32bf(high, low))
+#else
 #define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low))
+#endif
 #endif
 #endif

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(D_SAMPLE_THREADS, 1) filter(const _
     const d_row y = d_row_of(p.y, row * p.y.stride[0]);
     s_source s;
     s_open(s, d_row_of(p.x, row * p.x.stride[0]), raw ? S_RAW : softmax ? S_LOGITS : S_PROBABILITIES, softmax ? s_number(p.param, row) : 1.0f, room);
-    float t = S_LEAST, sum = 1.0f;
+    float t = fv_inf(), sum = 1.0f;     /* a row without a weight becomes zeros */
     if (raw) {
         t = s_top_k(s, s_count(p.param, row), -fv_inf(), room);
     } else if (s.top > 0.0f) {
