@@ -287,6 +287,7 @@ typedef struct case_answer {
     int64_t n_empty;
     double *part_l;                     /* [cut.n + 1], NULL without cut */
     double *key_sums;                   /* [total_kv][hk], NULL without x_key_sums */
+    struct case_answer *ends;           /* [2] or NULL: o and lse may lie anywhere between these; owned */
 } case_answer;
 
 /* kept: how turned queries and keys are stored before they are multiplied (ref_rope); NULL: exactly. */

@@ -501,6 +501,9 @@ void case_answer_free(case_answer *answer)
     free(answer->lse);
     free(answer->part_l);
     free(answer->key_sums);
+    for (int i = 0; answer->ends && i < 2; i++)
+        case_answer_free(&answer->ends[i]);
+    free(answer->ends);
     *answer = (case_answer){ 0 };
 }
 

@@ -522,6 +522,29 @@ static double to_type(int type, double x)
 static double to_f16(double x) { return to_type(NUM_F16, x); }
 static double to_bf16(double x) { return to_type(NUM_BF16, x); }
 
+/* What lies between two 16-bit numbers, as far as f32 can tell, may become either. */
+enum { AS_IT_IS, OUTWARD, INWARD };
+static const double tie = 0x1p-21;
+static double to_f16_outward(double x) { return to_f16(x * (1 + tie)); }
+static double to_f16_inward(double x) { return to_f16(x * (1 - tie)); }
+static double to_bf16_outward(double x) { return to_bf16(x * (1 + tie)); }
+static double to_bf16_inward(double x) { return to_bf16(x * (1 - tie)); }
+static double (*const kept[2][3])(double) = {
+    { to_f16, to_f16_outward, to_f16_inward },
+    { to_bf16, to_bf16_outward, to_bf16_inward },
+};
+
+static bool solve_rounded(const case_row *row, int dtype, case_answer *a)
+{
+    double (*const *how)(double) = kept[dtype != CASE_DTYPE_F16];
+
+    if (!case_solve(row, how[AS_IT_IS], reference_threads(), a))
+        return false;
+    a->ends = calloc(2, sizeof *a->ends);
+    return a->ends && case_solve(row, how[OUTWARD], reference_threads(), &a->ends[0])
+           && case_solve(row, how[INWARD], reference_threads(), &a->ends[1]);
+}
+
 /* The answer that this device owes to a row; NULL: no memory. */
 static const case_answer *answer_of(prepared *p, int dtype)
 {
@@ -529,9 +552,10 @@ static const case_answer *answer_of(prepared *p, int dtype)
 
     if (!is_gpu() || !p->sh.row->x.rope_dim || dtype == CASE_DTYPE_F32)
         return &p->answer;
-    if (!a->rows
-        && !case_solve(p->sh.row, dtype == CASE_DTYPE_F16 ? to_f16 : to_bf16, reference_threads(), a))
+    if (!a->rows && !solve_rounded(p->sh.row, dtype, a)) {
+        case_answer_free(a);
         return NULL;
+    }
     return a;
 }
 
