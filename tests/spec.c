@@ -667,12 +667,18 @@ static void judge_max(const subject *s, fv__spec_at at, const wanted *w, spec_re
     }
 }
 
-/* Weights are rounded to 16 bits by a GPU, o by everybody. */
+/* Matrix units take weights of 16 bits: a GPU's all, a CPU's of bf16 problems. */
+static double weights_rounding(const subject *s)
+{
+    const bool tiles = !s->ctx->cuda && !strcmp(s->ctx->isa->name, "amx") && s->type == FV__DTYPE_bf16;
+    return s->ctx->cuda || tiles ? rounding_of(s->type) : 0x1p-24;
+}
+
 static void judge_row(const subject *s, fv__spec_at at, const wanted *w, spec_result *r)
 {
     const spec_shape *h = s->shape;
     const int64_t place_of_row = (int64_t)at.batch_row * h->q_heads + at.head;
-    const double weights = s->ctx->cuda ? rounding_of(s->type) : 0x1p-24;
+    const double weights = weights_rounding(s);
     for (at.index = 0; at.index < h->dim_v; at.index++) {
         const double got = fv__dtype_load(s->type, s->o.host, place_of_row * h->dim_v + at.index), want = w->o[at.index];
         const double size = fmax(w->magnitude[at.index], fabs(want));
