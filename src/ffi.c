@@ -29,6 +29,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,27 +46,34 @@ extern void *TVMFFIEnvGetStream(int32_t device_type, int32_t device_id) __attrib
 typedef void raise_fn(const char *kind, const char *message);
 typedef void *stream_fn(int32_t device_type, int32_t device_id);
 
-static void *find(const char *name)
+/* Remembered once it is there: a search through all libraries of a large process takes longer than a launch. */
+static void *find(_Atomic(void *) *found, const char *name)
 {
-    void *at = dlsym(RTLD_DEFAULT, name);
+    void *at = atomic_load_explicit(found, memory_order_relaxed);
+    if (at) return at;
+    at = dlsym(RTLD_DEFAULT, name);
     void *host = at ? NULL : dlopen("libtvm_ffi.so", RTLD_NOW | RTLD_NOLOAD);
-    return host ? dlsym(host, name) : at;       /* stays open: the host does, too */
+    if (host) at = dlsym(host, name);           /* stays open: the host does, too */
+    atomic_store_explicit(found, at, memory_order_relaxed);
+    return at;
 }
 
 static raise_fn *host_raise(void)
 {
+    static _Atomic(void *) found;
     union { void *p; raise_fn *f; } u = { NULL };
     if (TVMFFIErrorSetRaisedFromCStr) return TVMFFIErrorSetRaisedFromCStr;
-    u.p = find("TVMFFIErrorSetRaisedFromCStr");
+    u.p = find(&found, "TVMFFIErrorSetRaisedFromCStr");
     return u.f;
 }
 
 static fv_stream current_stream(int32_t type, int32_t id)
 {
+    static _Atomic(void *) found;
     union { void *p; stream_fn *f; } u = { NULL };
     if (type == 1) return NULL;
     if (TVMFFIEnvGetStream) return TVMFFIEnvGetStream(type, id);
-    u.p = find("TVMFFIEnvGetStream");
+    u.p = find(&found, "TVMFFIEnvGetStream");
     return u.f ? u.f(type, id) : NULL;
 }
 
