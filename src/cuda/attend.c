@@ -27,6 +27,14 @@ static fv__code code_of(fv__dtype t)
 }
 
 static bool has_hook(const fv__problem *p, fv__hook hook) { return p->hooks >> hook & 1; }
+static bool use_has(const fv__problem *p, int i, fv__hook hook) { return p->uses[i].variant->meta.hooks >> hook & 1; }
+
+static int key_hooks(const fv__problem *p)
+{
+    int n = 0;
+    for (int i = 0; i < p->num_uses; i++) n += use_has(p, i, FV__HOOK_KEY);
+    return n;
+}
 
 /* Narrow keys are widened in registers to q's type, narrow values to f16, which holds each of them, and weights better than bf16 does (but for weights
  * times a scale per token, whose range is not known). Anything else that differs, and what hooks look at, is converted on the way in. */
@@ -43,6 +51,7 @@ static void choose_types(const fv__problem *p, fv__attend_config *c)
     const bool v_fits = c->v == c->value || (c->value != FV__F32 && bits_of(c->v) < 16);
     c->convert_k = !k_fits || has_hook(p, FV__HOOK_KEY);
     c->convert_v = !v_fits || has_hook(p, FV__HOOK_VALUE);
+    c->keys_in_place = key_hooks(p) == 1 && c->k == c->score && bits_of(c->k) == 16;
     c->k_stored = c->convert_k ? c->score : c->k;
     c->v_stored = c->convert_v ? c->value : c->v;
     c->v_in_k = p->v_in_k && !c->convert_k && !c->convert_v;
@@ -327,6 +336,7 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_QT %d\n#define FV_KT %d\n#define FV_VT %d\n#define FV_OT %d\n", c->q, c->k, c->v, c->o);
     put(w, "#define FV_CT %d\n#define FV_PT %d\n#define FV_KS %d\n#define FV_VS %d\n", c->score, c->value, c->k_stored, c->v_stored);
     put(w, "#define FV_CONVERT_K %d\n#define FV_CONVERT_V %d\n#define FV_SCALED %d\n", c->convert_k, c->convert_v, c->scaled);
+    put(w, "#define FV_KEYS_IN_PLACE %d\n", c->keys_in_place);
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
     put(w, "#define FV_PAIRED %d\n#define FV_LOOK %d\n", c->paired, c->look);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
@@ -344,7 +354,6 @@ static void put_constants(writer *w, const fv__attend_config *c)
 static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
                                                          "ROW_MAX" };
 
-static bool use_has(const fv__problem *p, int i, fv__hook hook) { return p->uses[i].variant->meta.hooks >> hook & 1; }
 static bool has_args(const fv__problem *p, int i) { return p->uses[i].variant->meta.args_bytes > 0; }
 
 /* The address of a use's arguments in generated code. */
@@ -480,6 +489,17 @@ static void put_turns(writer *w, const fv__problem *p, fv__hook hook, const char
     put(w, "    return g%d(d);\n}\n", n);
 }
 
+/* The only hook on keys, a pair at a time. */
+static void put_key_pair(writer *w, const fv__problem *p)
+{
+    char args[24];
+    int i = 0;
+    while (!use_has(p, i, FV__HOOK_KEY)) i++;
+    args_of(p, i, args);
+    put(w, "VFN int fv_key_pairs(const fv_uses &u, bool *interleaved) { return fv_do_u%d_pairs(%s, interleaved); }\n", i, args);
+    put(w, "VFN v_pair fv_key_pair(const fv_uses &u, const v_at &at, v_pair x) { return fv_do_u%d_KEY(%s, at, x); }\n", i, args);
+}
+
 char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
 {
     writer w = { 0 };
@@ -499,6 +519,7 @@ char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
     put_sinks(&w, p);
     put_turns(&w, p, FV__HOOK_QUERY, "fv_query");
     put_turns(&w, p, FV__HOOK_KEY, "fv_key");
+    if (c->keys_in_place) put_key_pair(&w, p);
     put_chain(&w, p, FV__HOOK_VALUE, "fv_value(float v, const fv_uses &u, const v_at &at)", "v", "");
     put_chain(&w, p, FV__HOOK_OUTPUT, "fv_output(float o, float lse, const fv_uses &u, const v_at &at)", "o", ", lse");
     put_chain(&w, p, FV__HOOK_WEIGHT, "fv_weight(float s, const fv_uses &u, const v_at &at)", "s", "");

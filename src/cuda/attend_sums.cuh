@@ -121,6 +121,13 @@ COLD void load_sum_keys(args p)
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < SUM_TILES; i++) load_tile<false>(p, i, i);
+#if FV_KEYS_IN_PLACE
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int i = 0; i < fv_min(SUM_TILES, W.num_tiles); i++) hook_keys(p, i, i);
+#endif
 }
 
 /* The base 2 lse of a packed row; +inf where there is no row or it saw nothing: then every weight is 0. */

@@ -37,8 +37,9 @@
  * FV_QT FV_KT FV_VT FV_OT element types (element.cuh); FV_CT FV_PT what S and O are multiplied in; FV_KS FV_VS what K and V are in shared memory
  * (KT, VT, or the multiplication's type: converted on the way in, which hooks on keys and values need); FV_T, FV_NS, FV_WARPS, FV_CTAS (blocks that
  * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS (rows staged at once on their way out), FV_KINDS; FV_KSCALE
- * FV_VSCALE 1: a scale per token and head; FV_SCALED 1: scores are scaled before exp2, not in it; FV_INVARIANT chunks; FV_PAIRED 1: K and V of a tile
- * are one entry of the ring; FV_LOOK tiles looked up at once; FV_SUM_LINES warps of the largest kind along the rows (key sums). */
+ * FV_VSCALE 1: a scale per token and head; FV_KEYS_IN_PLACE 1: K comes as it is stored, and is hooked in shared memory; FV_SCALED 1: scores are scaled
+ * before exp2, not in it; FV_INVARIANT chunks; FV_PAIRED 1: K and V of a tile are one entry of the ring; FV_LOOK tiles looked up at once;
+ * FV_SUM_LINES warps of the largest kind along the rows (key sums). */
 #ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
 #include "uses.cuh"
 #include "plan.cuh"
@@ -63,6 +64,7 @@
 #else
 #define SLACK (V_WEIGHED ? 0.0f : 8.0f)
 #endif
+#define K_AS_STORED (!FV_CONVERT_K || FV_KEYS_IN_PLACE)     /* how K's rows come to shared memory */
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 #define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
@@ -347,12 +349,12 @@ FV_DEVICE void publish(args p, int tile, page_ids ids)
         v_page = ids.v;
         if (W.page_positions >= 0) position = plan_array<int>(p, PLAN.page_positions)[W.page_positions + entry] + in_page;
     }
-    S.k_row[r][t] = row_place<FV_KS>(p.k.data, W.k_base + page * p.k.stride[0] + in_page * p.k.stride[1], !FV_CONVERT_K && p.wide & 1, ok);
+    S.k_row[r][t] = row_place<FV_KS>(p.k.data, W.k_base + page * p.k.stride[0] + in_page * p.k.stride[1], K_AS_STORED && p.wide & 1, ok);
     if (!FV_VINK)
         S.v_row[r][t] = row_place<FV_VS>(p.v.data, W.v_base + v_page * p.v.stride[0] + in_page * p.v.stride[1], !FV_CONVERT_V && p.wide & 2, ok);
 #if FV_TAIL
     S.tail_row[r][t] = row_place<FV_KS>(p.k_tail.data, W.k_tail_base + page * p.k_tail.stride[0] + in_page * p.k_tail.stride[1],
-                                        !FV_CONVERT_K && p.wide & 1, ok);
+                                        K_AS_STORED && p.wide & 1, ok);
 #endif
 #if PAGES_KEPT
     S.page[r][t] = page;
@@ -382,7 +384,7 @@ template <bool IS_V> struct source {
         FROM = IS_V ? FV_VT : FV_KT, TYPE = IS_V ? FV_VS : FV_KS, DIM = IS_V ? FV_DV : FV_DK, MAIN = IS_V ? FV_DV : FV_DK - FV_TAIL,
         UNITS = IS_V ? V_UNITS : K_UNITS, CHUNKS = 2 * UNITS, N = 128 / fv_bits(TYPE),
         BLOCKS = IS_V ? V_BLOCKS : K_BLOCKS, BYTES = IS_V ? V_BYTES : K_BYTES, SCALED = IS_V ? FV_VSCALE : FV_KSCALE,
-        CONVERTED = IS_V ? FV_CONVERT_V : FV_CONVERT_K,
+        CONVERTED = IS_V ? FV_CONVERT_V : FV_CONVERT_K && !FV_KEYS_IN_PLACE,
     };
     typedef fv_rows<UNITS> rows;
     static FV_DEVICE_INLINE const d_view &view(args p) { return IS_V ? p.v : p.k; }
@@ -474,6 +476,40 @@ template <bool IS_V> FV_DEVICE void load_narrow(args p, int slot, int tile)
         st_shared_b32(SLOT_AT(slot) + src::rows::at(t, word / 4) + 4 * (word & 3), x);
     }
 }
+
+#if FV_KEYS_IN_PLACE
+/* The keys of a tile, which lie in shared memory as they are stored, become what the hook makes of them. A pair is read and written by one lane. */
+COLD void hook_keys(args p, int slot, int tile)
+{
+    const int r = tile & (PLACES - 1), lane = threadIdx.x % 32;
+    bool interleaved;
+    const int half = fv_max(fv_min(fv_key_pairs(USES, &interleaved), FV_DK), 0) / 2;
+    const row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * PLAN.units_per_kv_head * PLAN.unit_heads };
+    v_at of_request = at_row(p, info);
+    of_request.row = of_request.batch_row = of_request.num_rows = of_request.num_keys = of_request.q_pos = 0;
+#pragma unroll 2
+    for (int t = threadIdx.x / 32; t < FV_T; t += FV_WARPS) {
+        const int position = S.position[r][t];
+        if (position == ABSENT) continue;
+        const float scale = FV_KSCALE ? *source<false>::scale(p, r, t) : W.k_scale;
+        const auto at = [&](int d) -> uint16_t & { return *(uint16_t *)(memory + slot * SLOT + k_rows::at(t, d / 8) + 2 * (d % 8)); };
+        const auto put = [&](int d, float x) { at(d) = (uint16_t)fv_pack<FV_KS>(x, 0.0f); };
+        v_at key = at_key(of_request, position);
+#pragma unroll 2
+        for (int i = lane; i < half; i += 32) {
+            const int lo = interleaved ? 2 * i : i, hi = interleaved ? 2 * i + 1 : i + half;
+            const v_pair x = { fv_decode<FV_KS>(at(lo)) * scale, fv_decode<FV_KS>(at(hi)) * scale };
+            key.index = i;
+            const v_pair y = fv_key_pair(USES, key, x);
+            put(lo, y.lo);
+            put(hi, y.hi);
+        }
+        if (scale == 1.0f) continue;
+#pragma unroll 1
+        for (int d = 2 * half + lane; d < FV_DK; d += 32) put(d, fv_decode<FV_KS>(at(d)) * scale);
+    }
+}
+#endif
 
 #if PAGES_KEPT
 /* Scales of a tile's keys: one e4m3 for each 16 elements, one f32 a key. */
@@ -1582,6 +1618,10 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
         bool clean;
         weights<MT, ST> w;
         {
+#if FV_KEYS_IN_PLACE
+            hook_keys(p, at * ENTRY_SLOTS, tile);
+            __syncthreads();
+#endif
             const part me = this_part<WR, WV, WK>();
             const uint32_t k_slot = SLOT_AT(at * ENTRY_SLOTS);
             float s[MT][ST][4];
