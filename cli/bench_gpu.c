@@ -388,12 +388,13 @@ static double time_create(const bench *b, const char *folder)
     return -1;
 }
 
-/* The folder is empty (cold) or has it (warm); "warm" comes once from "cold". */
+/* The folder is empty (cold) or has it (warm); "warm" comes once from "cold". Cold is once a process: NVRTC itself
+ * remembers what it has compiled. */
 static bool compile_case(bench *b, const char *name, bool warm)
 {
     candidate c = { 0 };
     bool good = true;
-    for (int round = 0; round < (warm ? 10 : 2) && good; round++) {
+    for (int round = 0; round < (warm ? 10 : 1) && good; round++) {
         char folder[] = "/tmp/foveal_bench_XXXXXX";
         if (!mkdtemp(folder)) {
             cli_fail("%s cannot be made", folder);
