@@ -90,13 +90,13 @@ int take_i64(PyObject *value, const char *name, int64_t *out)
     if (absent(value)) return 0;
     PyObject *index = PyNumber_Index(value);            /* also numpy's integers; a float is refused */
     if (!index) {
-        PyErr_Format(PyExc_TypeError, "%s must be an integer", name);
+        PyErr_Format(PyExc_TypeError, "%s must be an integer", plain(name));
         return -1;
     }
     *out = PyLong_AsLongLong(index);
     Py_DECREF(index);
     if (*out == -1 && PyErr_Occurred()) {
-        PyErr_Format(PyExc_ValueError, "%s does not fit in 64 bits", name);
+        PyErr_Format(PyExc_ValueError, "%s does not fit in 64 bits", plain(name));
         return -1;
     }
     return 0;
@@ -107,7 +107,7 @@ int take_i32(PyObject *value, const char *name, int32_t *out)
     int64_t wide = *out;
     if (take_i64(value, name, &wide) != 0) return -1;
     if (wide < INT32_MIN || wide > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s is %lld; it must fit in 32 bits", name, (long long)wide);
+        PyErr_Format(PyExc_ValueError, "%s is %lld; it must fit in 32 bits", plain(name), (long long)wide);
         return -1;
     }
     *out = (int32_t)wide;
@@ -119,7 +119,7 @@ int take_double(PyObject *value, const char *name, double *out)
     if (absent(value)) return 0;
     PyObject *number = PyNumber_Float(value);
     if (!number) {
-        PyErr_Format(PyExc_TypeError, "%s must be a number", name);
+        PyErr_Format(PyExc_TypeError, "%s must be a number", plain(name));
         return -1;
     }
     *out = PyFloat_AsDouble(number);
@@ -132,7 +132,7 @@ int take_bool(PyObject *value, const char *name, bool *out)
     if (absent(value)) return 0;
     const int truth = PyObject_IsTrue(value);
     if (truth < 0) {
-        PyErr_Format(PyExc_TypeError, "%s must be true or false", name);
+        PyErr_Format(PyExc_TypeError, "%s must be true or false", plain(name));
         return -1;
     }
     *out = truth;
@@ -143,7 +143,7 @@ int take_text(PyObject *value, const char *name, const char **out)
 {
     if (absent(value)) return 0;
     if (!PyUnicode_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s must be a str", name);
+        PyErr_Format(PyExc_TypeError, "%s must be a str", plain(name));
         return -1;
     }
     *out = PyUnicode_AsUTF8AndSize(value, NULL);

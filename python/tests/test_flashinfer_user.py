@@ -212,3 +212,30 @@ def test_rope_forms_agree(rng):
             for a, b in zip(made[0], other):
                 np.testing.assert_allclose(numbers(a).reshape(6, -1), numbers(b).reshape(6, -1), atol=1e-5)
     assert math.isclose(float(made[0][0].norm()), float(q.norm()), rel_tol=1e-5)
+
+
+def test_zero_scale_is_a_scale():
+    """sm_scale=0 is no default: every key weighs the same."""
+    q, k, v = torch.randn(3, 2, 16), torch.randn(7, 2, 16), torch.randn(7, 2, 16)
+    made = flashinfer.single_prefill_with_kv_cache(q, k, v, sm_scale=0.0)
+    assert (made - v.mean(0)).abs().max() < 1e-4
+
+
+def test_run_after_a_refused_plan():
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32)
+    wrapper.plan(ints(0, 1), ints(0), ints(4), 2, 2, 16, 16, q_data_type=torch.float32)
+    with pytest.raises((ValueError, NotImplementedError)):
+        wrapper.plan(ints(0, 1), ints(0), ints(4), 2, 2, 1024, 16, q_data_type=torch.float32)
+    with pytest.raises(ValueError, match="needs a plan"):
+        wrapper.run(torch.zeros(1, 2, 16), torch.zeros(1, 2, 16, 2, 16))
+
+
+def test_filters_of_rows_with_indices():
+    """A tensor of p or k has an entry a row of the probabilities; sample i takes that of row indices[i]."""
+    probs = torch.tensor([[0.6, 0.4]] * 2)
+    indices = torch.tensor([1, 0, 1] * 100, dtype=torch.int32)
+    ids = flashinfer.top_p_sampling_from_probs(probs, torch.tensor([0.1, 1.0]), indices=indices, seed=7, offset=0)
+    assert (ids[1::3] == 0).all() and (ids[0::3] == 1).any() and (ids[2::3] == 1).any()
+    ids = flashinfer.top_k_top_p_sampling_from_probs(probs, torch.tensor([2, 1], dtype=torch.int32), 1.0, indices=indices, seed=7, offset=0)
+    assert (ids[0::3] == 0).all() and (ids[1::3] == 1).any()

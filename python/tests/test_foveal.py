@@ -696,3 +696,8 @@ def test_module_needs_nothing():
     """import foveal brings in no other package."""
     code = "import sys; before = set(sys.modules); import foveal; new = {m.split('.')[0] for m in set(sys.modules) - before}; assert new <= {'foveal'}, new"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_integers_are_named_plainly():
+    with pytest.raises(TypeError, match="^max_requests must be an integer"):
+        foveal.Plan(foveal.Context("cpu"), foveal.Problem("f32", num_q_heads=1, dim_qk=16), max_requests=1.5, max_rows=1, max_kv_tokens=16)

@@ -95,8 +95,13 @@ def _spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, 
         variants.append(("ranges", ()))
     if window_left >= 0:
         variants.append(("window", (("left", int(window_left)),)))
-    scale = 1.0 / math.sqrt(dim_qk) if sm_scale is None else float(sm_scale)
+    scale = 1.0 / math.sqrt(dim_qk) if sm_scale is None else nonzero(sm_scale)
     return Spec(q_dtype, kv_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, scale, tuple(variants), alibi=alibi)
+
+
+def nonzero(sm_scale):
+    """0 means 1/sqrt(dim) to the library; the smallest normal 32-bit number makes every score 0 as well."""
+    return float(sm_scale) or 2.0**-126
 
 
 def same_scale(a, b):
@@ -240,6 +245,8 @@ def _plain(scale):
 def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=None, k_scale=None, v_scale=None, sinks=None, args=None,
         lse_offset=None, rows=None, **tails):
     """One layer. Returns out, or (out, lse). lse_offset: alibi_offset's, where q lies, or a number for all rows."""
+    if attention.plan is None:
+        raise ValueError("run() needs a plan(): the last one was refused")
     spec = attention.spec
     if not (attention.plain and sinks is None and _plain(k_scale) and _plain(v_scale) and _plain(q_scale)):
         args = _arguments(attention, q, q_scale, k_scale, v_scale, sinks, args)

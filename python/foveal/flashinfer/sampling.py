@@ -110,8 +110,18 @@ def _check_nan(x, what, check):
         raise ValueError(f"Input {what} contains NaN.")
 
 
+def _of_samples(x, rows, indices):
+    """A filter's numbers, one a row of the probabilities, as one a sample."""
+    if indices is None or not (_is_array(x) and x.ndim) or x.shape[0] != rows:
+        return x
+    torch = arrays.torch_of(indices)
+    return x[indices.long().clamp(0, rows - 1) if torch is not None else np.clip(indices, 0, rows - 1)]
+
+
 def _draw(x, indices, generator, seed, offset, return_valid=False, **filters):
     x = _rows(x)
+    if "top_p" in filters or (indices is not None and indices.shape[0] != x.shape[0]):  # top_k or min_p alone, as many as there are rows: of samples
+        filters.update({name: _of_samples(filters[name], x.shape[0], indices) for name in ("top_k", "top_p", "min_p") if name in filters})
     n = x.shape[0] if indices is None else indices.shape[0]
     ids = arrays.empty((n,), "i32" if indices is None else arrays.dtype_of(indices), x)
     valid = arrays.empty((n,), "u8", x) if return_valid else None
