@@ -352,12 +352,18 @@ static fv_status check_apart(const binder *b, const fv__param *p, const fv_tenso
            (long long)t->stride[0]);
 }
 
+/* An f32 matrix that a run writes. */
+static fv_status check_output(const binder *b, const fv__param *p, const fv_arg *arg)
+{
+    if (!b->shape)
+        REFUSE(b, p->name, 0, 0, "'%s' is an output of the run: give it in tensors.args", p->name);
+    return check_tensor(b, p->name, arg, "f32", 2, 4);
+}
+
 static fv_status bind_sums(const binder *b, fv__use *use, const fv__param *p, const fv_arg *arg)
 {
     const fv__bind_shape *s = b->shape;
-    if (!s)
-        REFUSE(b, p->name, 0, 0, "'%s' is an output of the run: give it in tensors.args", p->name);
-    FV_TRY(check_tensor(b, p->name, arg, "f32", 2, 4));
+    FV_TRY(check_output(b, p, arg));
     const fv_tensor *t = arg->tensor;
     if (t->shape[0] != b->problem->num_kv_heads || t->shape[1] != s->total_keys)
         REFUSE(b, p->name, t->shape[1], s->total_keys,
@@ -373,9 +379,7 @@ static fv_status bind_sums(const binder *b, fv__use *use, const fv__param *p, co
 static fv_status bind_maxes(const binder *b, fv__use *use, const fv__param *p, const fv_arg *arg)
 {
     const fv__bind_shape *s = b->shape;
-    if (!s)
-        REFUSE(b, p->name, 0, 0, "'%s' is an output of the run: give it in tensors.args", p->name);
-    FV_TRY(check_tensor(b, p->name, arg, "f32", 2, 4));
+    FV_TRY(check_output(b, p, arg));
     const fv_tensor *t = arg->tensor;
     const int32_t heads = b->problem->num_q_heads;
     if (t->shape[0] < s->total_rows || t->shape[1] != heads)
