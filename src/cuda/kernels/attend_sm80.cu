@@ -422,6 +422,15 @@ template <bool IS_V> struct source {
 };
 
 #if FV_CONVERT_K || FV_CONVERT_V
+/* Where hooks on keys and values stand: in the request and its heads, at no row. */
+FV_DEVICE v_at at_no_row(args p)
+{
+    const row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * PLAN.units_per_kv_head * PLAN.unit_heads };
+    v_at at = at_row(p, info);
+    at.row = at.batch_row = at.num_rows = at.num_keys = at.q_pos = 0;
+    return at;
+}
+
 /* One element of K or V of key t as f32, its scales applied. */
 template <bool IS_V> FV_DEVICE float load_element(args p, int r, int t, int d)
 {
@@ -435,9 +444,7 @@ template <bool IS_V> FV_DEVICE float load_element(args p, int r, int t, int d)
 template <bool IS_V> FV_DEVICE float load_hooked(args p, int r, int t, int d)
 {
     const auto get = [&](int e) { return load_element<IS_V>(p, r, t, e); };
-    row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * PLAN.units_per_kv_head * PLAN.unit_heads };
-    v_at at = at_key(at_row(p, info), S.position[r][t]);
-    at.row = at.batch_row = at.num_rows = at.num_keys = at.q_pos = 0;
+    v_at at = at_key(at_no_row(p), S.position[r][t]);
     at.index = d;
 #ifdef FV_HAS_KEY
     if (!IS_V) return fv_key(get, USES, at, d, FV_DK);
@@ -484,9 +491,7 @@ COLD void hook_keys(args p, int slot, int tile)
     const int r = tile & (PLACES - 1), lane = threadIdx.x % 32;
     bool interleaved;
     const int half = fv_max(fv_min(fv_key_pairs(USES, &interleaved), FV_DK), 0) / 2;
-    const row_info info = { 0, 0, W.request < 0 ? 0 : W.request, W.kv_head * PLAN.units_per_kv_head * PLAN.unit_heads };
-    v_at of_request = at_row(p, info);
-    of_request.row = of_request.batch_row = of_request.num_rows = of_request.num_keys = of_request.q_pos = 0;
+    const v_at of_request = at_no_row(p);
 #pragma unroll 2
     for (int t = threadIdx.x / 32; t < FV_T; t += FV_WARPS) {
         const int position = S.position[r][t];
