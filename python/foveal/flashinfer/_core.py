@@ -95,13 +95,12 @@ def _spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, 
         variants.append(("ranges", ()))
     if window_left >= 0:
         variants.append(("window", (("left", int(window_left)),)))
-    scale = 1.0 / math.sqrt(dim_qk) if sm_scale is None else nonzero(sm_scale)
-    return Spec(q_dtype, kv_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, scale, tuple(variants), alibi=alibi)
+    return Spec(q_dtype, kv_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, scale_of(sm_scale, dim_qk), tuple(variants), alibi=alibi)
 
 
-def nonzero(sm_scale):
-    """0 means 1/sqrt(dim) to the library; the smallest normal 32-bit number makes every score 0 as well."""
-    return float(sm_scale) or 2.0**-126
+def scale_of(sm_scale, dim):
+    """None: 1/sqrt(dim). That is what 0 means to the library; the smallest normal 32-bit number makes every score 0 as well."""
+    return 1 / math.sqrt(dim) if sm_scale is None else float(sm_scale) or 2.0**-126
 
 
 def same_scale(a, b):

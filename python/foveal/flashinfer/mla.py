@@ -32,7 +32,7 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         if self._use_cuda_graph:
             self._fill_buffers(qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size)
             kv_indices = self._kv_indices_buf
-        scale = core.nonzero(sm_scale) if sm_scale is not None else 1 / math.sqrt(head_dim_ckv + head_dim_kpe)
+        scale = core.scale_of(sm_scale, head_dim_ckv + head_dim_kpe)
         spec = core.Spec(q, kv, kv, q, num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv, scale, (("causal", ()),) if causal else (), head_dim_kpe, True)
         self._q_dtype, self._kv_dtype, self._head_dim_ckv, self._head_dim_kpe = q, kv, head_dim_ckv, head_dim_kpe
         self._rows_total = total
