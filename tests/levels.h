@@ -39,21 +39,7 @@ static int close_levels(void **state)
     return 0;
 }
 
-#define OK(call)                                                                                   \
-    do {                                                                                           \
-        memset(&err, 0, sizeof err);                                                               \
-        if ((call) != FV_OK) fail_msg("%s: %s", #call, err.text);                                  \
-    } while (0)
-
-/* The call fails with this status, the field and the message hold these words. */
-#define REFUSED(call, wanted, field_word, text_word)                                               \
-    do {                                                                                           \
-        memset(&err, 0, sizeof err);                                                               \
-        const fv_status refused_status = (call);                                                   \
-        if (refused_status != (wanted)) fail_msg("%s: %s (%s)", #call, fv_status_name(refused_status), err.text); \
-        if (!strstr(err.field, field_word)) fail_msg("%s: the field is \"%s\"", #call, err.field); \
-        if (!strstr(err.text, text_word)) fail_msg("%s: the text is \"%s\"", #call, err.text);     \
-    } while (0)
+#include "asked.h"
 
 static uint32_t seed = 1;
 
