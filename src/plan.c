@@ -247,21 +247,37 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
     return cut;
 }
 
+/* The last tile of [k, end) that begins at or before `place`, as tile k does. Places ascend, so it is near: by doubled steps, then by halves. */
+static int32_t tile_at(const fv__maker *m, int32_t k, int64_t place)
+{
+    const fv__tile *tiles = m->tiles;
+    int32_t end = k + 1;
+    for (int32_t step = 1; end < m->num_tiles && tiles[end].start <= place; step *= 2) {
+        k = end;
+        end = fv__min32(m->num_tiles, end + step);
+    }
+    while (end - k > 1) {
+        const int32_t mid = k + (end - k) / 2;
+        if (tiles[mid].start <= place) k = mid;
+        else end = mid;
+    }
+    return k;
+}
+
 static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
 {
     const int64_t slack = l->length / m->workers / 64;
+    fv__cut_steps at = fv__cut_steps_of(l->length, m->workers);
     int32_t k = 0;
     *counts = (cut_counts){ .at = -1, .slots_left = m->capacity->max_slots - l->slots };
     for (int32_t w = 1; w < m->workers; w++) {
-        const int64_t place = fv__cut_place(l->length, w, m->workers);
-        for (int32_t end = m->num_tiles;
-             end - k > 1;) { /* the last tile that begins at or before `place` */
-            const int32_t mid = k + (end - k) / 2;
-            if (m->tiles[mid].start <= place) k = mid;
-            else end = mid;
+        fv__cut_step(&at);
+        if (m->num_tiles == 0) {
+            m->cuts[w - 1] = (fv__cut){ 0, 0, -1 };
+            continue;
         }
-        m->cuts[w - 1] =
-            m->num_tiles == 0 ? (fv__cut){ 0, 0, -1 } : cut_tile(m, k, place, slack, counts);
+        k = tile_at(m, k, at.place);
+        m->cuts[w - 1] = cut_tile(m, k, at.place, slack, counts);
     }
 }
 
@@ -280,6 +296,7 @@ typedef struct writer {
     int32_t empty_tile, empty_unit;     /* next piece without keys */
     int32_t empty_slot;                 /* next slot of such pieces: behind all others */
     int64_t empty_pieces;
+    fv__cut_steps empty_shares;         /* of the next worker */
 } writer;
 
 static void count_parts(writer *w, const fv__segment *s, const fv__piece *p, int32_t parts)
@@ -342,8 +359,7 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
 static void next_worker(writer *w)
 {
     const fv__maker *m = w->m;
-    int64_t count = fv__cut_place(w->empty_pieces, w->worker + 1, m->workers) -
-                    fv__cut_place(w->empty_pieces, w->worker, m->workers);
+    int64_t count = fv__cut_step(&w->empty_shares);
     const int32_t slot = w->slot;       /* those of an item that is cut here stay together */
     w->slot = w->empty_slot;
     while (count > 0) {
@@ -687,6 +703,7 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
     fv__plan_head *head = m->head;
     int64_t joined = 0;
     writer w = { .m = m, .empty_pieces = count_empty_pieces(m) };
+    w.empty_shares = fv__cut_steps_of(w.empty_pieces, m->workers);
     if (m->capacity->row_records) {
         head->row_record = place(head, m->batch->total_rows, sizeof(int32_t));
         w.row_record = FV__PLAN_ARRAY(head, int32_t, row_record);

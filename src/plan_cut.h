@@ -86,6 +86,33 @@ FV__CUT_FN int64_t fv__cut_place(int64_t total, int32_t w, int32_t num_workers)
     return total / num_workers * w + total % num_workers * w / num_workers;
 }
 
+/* The same places one after another, without a division each. */
+typedef struct fv__cut_steps {
+    int64_t place;                      /* of the last step; 0 before the first */
+    int64_t whole, rest;                /* total / num_workers, total % num_workers */
+    int64_t carry;                      /* below num_workers: what `place` leaves out, times num_workers */
+    int32_t num_workers;
+} fv__cut_steps;
+
+FV__CUT_FN fv__cut_steps fv__cut_steps_of(int64_t total, int32_t num_workers)
+{
+    const fv__cut_steps s = { 0, total / num_workers, total % num_workers, 0, num_workers };
+    return s;
+}
+
+/* To the next place. Returns how far it lies from the one before. */
+FV__CUT_FN int64_t fv__cut_step(fv__cut_steps *s)
+{
+    int64_t step = s->whole;
+    s->carry += s->rest;
+    if (s->carry >= s->num_workers) {
+        s->carry -= s->num_workers;
+        step++;
+    }
+    s->place += step;
+    return step;
+}
+
 typedef struct fv__cut_item {
     fv__cut_cost cost;
     int64_t length;                     /* on the line */

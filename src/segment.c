@@ -33,21 +33,6 @@ int32_t fv__tile_rows(const fv__kernel_shape *shape, int64_t num_rows)
     return rows;
 }
 
-fv__cut_cost fv__tile_cost(const fv__maker *m, int32_t num_rows)
-{
-    const fv__cost_model *c = m->shape->cost;
-    const int64_t packed = (int64_t)num_rows * m->shape->unit_heads;
-    return (fv__cut_cost){ c->piece + packed * c->row, c->block + packed * c->block_row,
-                           packed * c->part };
-}
-
-int64_t fv__row_position(const fv__maker *m, int64_t row, int32_t request)
-{
-    if (m->batch->min_position) return fv__index_at(&m->batch->given->row_positions, row);
-    const fv__request *q = &m->batch->requests[request];
-    return (int64_t)q->first_position + q->num_keys - q->num_rows + row - q->row_first;
-}
-
 typedef struct span { int64_t first, last; } span;      /* inclusive */
 
 /* Positions of a tile's rows. */

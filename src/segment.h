@@ -126,9 +126,23 @@ void fv__tile_reach(const fv__maker *m, const fv__segment *s, const fv__segment_
 /* (row, key) pairs of the tile that are visible by the bounds. */
 int64_t fv__tile_pairs(const fv__maker *m, const fv__segment *s, const fv__segment_info *info,
                        const fv__tile *tile);
-fv__cut_cost fv__tile_cost(const fv__maker *m, int32_t num_rows);
 int32_t fv__tile_rows(const fv__kernel_shape *shape, int64_t num_rows);
-int64_t fv__row_position(const fv__maker *m, int64_t row, int32_t request);
+
+/* What pieces of a tile of so many rows cost. */
+static inline fv__cut_cost fv__tile_cost(const fv__maker *m, int32_t num_rows)
+{
+    const fv__cost_model *c = m->shape->cost;
+    const int64_t packed = (int64_t)num_rows * m->shape->unit_heads;
+    return (fv__cut_cost){ c->piece + packed * c->row, c->block + packed * c->block_row,
+                           packed * c->part };
+}
+
+static inline int64_t fv__row_position(const fv__maker *m, int64_t row, int32_t request)
+{
+    if (m->batch->min_position) return fv__index_at(&m->batch->given->row_positions, row);
+    const fv__request *q = &m->batch->requests[request];
+    return (int64_t)q->first_position + q->num_keys - q->num_rows + row - q->row_first;
+}
 
 static inline int64_t fv__maker_origin(const fv__maker *m, const fv__segment *s,
                                        const fv__segment_info *info)

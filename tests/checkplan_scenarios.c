@@ -3,6 +3,7 @@
  * neighbours of an invariant request, lists in another order, prefixes that are found, and every
  * way in which given segments can be wrong. */
 #include "checkplan.h"
+#include "plan_cut.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -432,6 +433,23 @@ static void caps(totals *t, scene *s, made *m)
     }
 }
 
+/* Places taken one after another are those taken each for itself. */
+static void steps(totals *t, rng *r)
+{
+    for (int i = 0; i < 40; i++) {
+        const int64_t total = i < 4 ? i : rng_between(r, 0, i < 20 ? 1000 : INT32_MAX) * (i < 30 ? 1 : INT64_C(1) << 30);
+        const int32_t workers = (int32_t)rng_between(r, 1, 500);
+        fv__cut_steps at = fv__cut_steps_of(total, workers);
+        int64_t sum = 0;
+        bool same = true;
+        for (int32_t w = 1; w <= workers; w++) {
+            sum += fv__cut_step(&at);
+            same = same && sum == at.place && at.place == fv__cut_place(total, w, workers);
+        }
+        expect(t, same && sum == total, "steps of %lld by %d workers", (long long)total, workers);
+    }
+}
+
 void check_scenarios(totals *t, rng *r)
 {
     scene s = { 0 };
@@ -448,6 +466,7 @@ void check_scenarios(totals *t, rng *r)
     block_lists(t, &s, &m, r);
     nothing(t, &s, &m);
     caps(t, &s, &m);
+    steps(t, r);
     printf("scenarios: %lld checks, %lld failed\n",
            (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
     made_free(&m);
