@@ -164,10 +164,14 @@ def to_numpy(x):
     return np.asarray(x)
 
 
-def host_ints(x):
-    """A one-dimensional NumPy array of int32 or int64."""
+def host_ints(x, name="an index array"):
+    """A NumPy array of int32 or int64. TypeError for numbers that are no integers."""
     a = to_numpy(x)
-    return a if a.dtype in (np.int32, np.int64) else a.astype(np.int64)
+    if a.dtype.char in "ilq":
+        return a
+    if a.dtype.kind not in "iu" and a.size:
+        raise TypeError(f"{name} has elements of type {a.dtype}; int32 or int64 are read")
+    return a.astype(np.int64)
 
 
 def as_float(x):

@@ -12,6 +12,7 @@ A wrapper has one Attention; in CUDA-graph mode its maxima are frozen, so that t
 import collections
 import functools
 import math
+import operator
 import sys
 import threading
 
@@ -116,6 +117,10 @@ def _grown(need, old):
     return Need(*grown, max(need.levels, old.levels))
 
 
+def _fits(need, limits):
+    return not any(map(operator.gt, need, limits))
+
+
 _FLOOR = Need(8, 8, 1024, 64)
 
 
@@ -179,11 +184,11 @@ class Attention:
             self.told = told
         key, problem = self.key, self.problem
         entry = self.entries.get(key)
-        if entry is None or not all(n <= limit for n, limit in zip(self.need, entry.limits)):
+        if entry is None or not _fits(self.need, entry.limits):
             entry = self._make(key, problem, entry.limits if entry else _FLOOR)
         if entry.batch is not self.batch or entry.problem is not problem:
-            entry.batch = None
-            entry.plan.update(self.batch, problem=problem, stream=self.stream)
+            told, entry.batch, entry.problem = entry.problem, None, None
+            entry.plan.update(self.batch, problem=None if told is problem else problem, stream=self.stream)
             entry.batch, entry.problem = self.batch, problem
         self.plan, self.handle = entry.plan, entry.handle
 

@@ -5,7 +5,8 @@ import numpy as np
 
 from . import _arrays as arrays
 from . import _core as core
-from .prefill import BatchPrefillWithPagedKVCacheWrapper, _PagedWrapper
+from .prefill import BatchPrefillWithPagedKVCacheWrapper, _offsets, _PagedWrapper
+from .utils import check_sizes
 
 
 def _has_gpu():
@@ -36,7 +37,8 @@ class BatchAttention(_PagedWrapper):
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal=False, sm_scale=None,
              logits_soft_cap=None, q_data_type="bfloat16", kv_data_type="bfloat16", use_profiler=False):
         """Plans a step: row offsets, page table, keys of each request."""
-        rows, indptr, lengths = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr), arrays.host_ints(kv_len_arr)
+        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=page_size)
+        rows, indptr, lengths = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr"), arrays.host_ints(kv_len_arr, "kv_len_arr")
         self._types = self._set_dtypes(q_data_type, kv_data_type, None)
         spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
                                     logits_soft_cap=logits_soft_cap))

@@ -8,8 +8,8 @@ import numpy as np
 from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
-from .prefill import _CachedModule, _PagedWrapper, _check_heads, _single
-from .utils import check_kv_layout, check_pos_encoding_mode, unpack_paged_kv_cache
+from .prefill import _CachedModule, _offsets, _PagedWrapper, _single
+from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
 
 
 def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NONE", use_tensor_cores=False, q_scale=None, k_scale=None, v_scale=None,
@@ -21,7 +21,7 @@ def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NON
     if kv_layout == "HND":
         k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
     q = arrays.index(q, (None,))
-    _check_heads(q.shape[1], k.shape[1])
+    check_sizes(q.shape[1], k.shape[1], head_dim=q.shape[2])
     name = arrays.dtype_of(q)
     spec = core.make_spec(name, arrays.dtype_of(k), name, q.shape[1], k.shape[1], q.shape[2], v.shape[2], sm_scale=sm_scale, window_left=window_left,
                           logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
@@ -92,23 +92,24 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
     def _plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap,
               q_data_type, kv_data_type, o_data_type, data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len, window_right,
               indptr_host, copy):
-        check_pos_encoding_mode(pos_encoding_mode)
-        _check_heads(num_qo_heads, num_kv_heads)
-        if window_right not in (0, -1):
-            raise NotImplementedError("window_right")
-        if fixed_split_size is not None and fixed_split_size > 0 and not self._use_tensor_cores:
-            raise ValueError("fixed_split_size is only supported by tensor core decode for now.")
-        host = arrays.host_ints(indptr if indptr_host is None else indptr_host)
-        lengths = core.paged_lengths(host, 1 if page_size == 1 else arrays.host_ints(last_page_len), page_size)
+        choice = (num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, o_data_type,
+                  data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len, window_right)
+        if self._choice is None or choice != self._choice:
+            self._choose(*choice)
+            self._choice = None if any(hasattr(x, "item") for x in choice) else choice      # arrays may hold another number the next time
+        host = _offsets(indptr if indptr_host is None else indptr_host, "indptr")
         n = len(host) - 1
-        if page_size != 1 and len(last_page_len) != n:
-            raise ValueError(f"last_page_len has {len(last_page_len)} entries; indptr speaks of {n} requests")
+        spec, lengths, last = self._chosen[0], None, None
+        if page_size == 1:
+            lengths = host[1:] - host[:-1]
+        else:
+            if len(last_page_len) != n:
+                raise ValueError(f"last_page_len has {len(last_page_len)} entries; indptr speaks of {n} requests")
+            last = arrays.host_ints(last_page_len, "last_page_len")
+            if q_len > 1 or spec.alibi:
+                lengths, last = core.paged_lengths(host, last, page_size), None
         if q_len > 1 and n and int(lengths.min()) < q_len:
             raise ValueError(f"q_len_per_req is {q_len} but a request has {int(lengths.min())} keys: its first rows would have an empty KV range")
-        if data_type is not None:
-            q_data_type = data_type if q_data_type is None else q_data_type
-            kv_data_type = data_type if kv_data_type is None else kv_data_type
-        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
         if copy:
             self._copy_tables(indptr, indices, last_page_len)
         if self._use_cuda_graph:
@@ -116,15 +117,31 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
                 raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
                                  f"{self._fixed_batch_size} set during initialization")
             indices = self._paged_kv_indices_buf
-        spec = self._make_spec(dict(
-            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=q_len > 1, window_left=window_left,
-            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta))
-        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
         self._keep_lse_offset(core.alibi_offset(lengths, np.arange(n + 1) if q_len == 1 else rows) if spec.alibi else None)
-        self._update(spec, rows, host, lengths, indices, page_size, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size))
+        self._update(spec, rows, host, lengths, indices, page_size, self._chosen[1], last=last)
         self._plan_info = [n, n * q_len, 0, 16] + [0] * 11
+
+    def _choose(self, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, o_data_type,
+                data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len, window_right):
+        """Checks what plan() is told beside the page table, and makes the spec and the mode of it."""
+        self._choice = None
+        check_pos_encoding_mode(pos_encoding_mode)
+        check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim, page_size=page_size)
+        if window_right not in (0, -1):
+            raise NotImplementedError("window_right")
+        if fixed_split_size is not None and fixed_split_size > 0 and not self._use_tensor_cores:
+            raise ValueError("fixed_split_size is only supported by tensor core decode for now.")
+        if data_type is not None:
+            q_data_type = data_type if q_data_type is None else q_data_type
+            kv_data_type = data_type if kv_data_type is None else kv_data_type
+        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
+        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
+        spec = self._make_spec(dict(
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=q_len > 1, window_left=window_left,
+            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta))
+        self._chosen = spec, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size)
 
     def _plan_from_module(self, *args):
         """What an engine's own fast plan calls on the module: offsets on the host; the data already lies in the buffers."""

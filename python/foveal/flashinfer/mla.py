@@ -6,7 +6,8 @@ import math
 from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
-from .prefill import _Wrapper
+from .prefill import _offsets, _Wrapper
+from .utils import check_sizes
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
@@ -27,7 +28,8 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         q, kv = arrays.dtype_name(q_data_type), arrays.dtype_name(kv_data_type)
         if kv in ("fp8_e4m3", "fp8_e5m2") and q != "bf16":
             raise ValueError("an fp8 cache needs q_data_type=torch.bfloat16")
-        rows, indptr, lengths = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr), arrays.host_ints(kv_len_arr)
+        check_sizes(num_heads, 1, head_dim_ckv=head_dim_ckv, page_size=page_size)
+        rows, indptr, lengths = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr"), arrays.host_ints(kv_len_arr, "kv_len_arr")
         n, total, used = len(rows) - 1, int(rows[-1]), int(indptr[-1])
         if self._use_cuda_graph:
             self._fill_buffers(qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size)

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 
-from .. import Batch, NotReadyError
+from .. import Batch, InvalidError, NotReadyError
 from . import _arrays as arrays
 from . import _core as core
 from .quantization import packbits, segment_packbits
-from .utils import check_kv_layout, check_pos_encoding_mode, unpack_paged_kv_cache
+from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
 
 # ---- single requests ----
 
@@ -66,11 +66,6 @@ def _upcast_query(q, scale_q, o_dtype):
     return arrays.cast(wide * scale[None, :, None], o_dtype), None
 
 
-def _check_heads(num_q_heads, num_kv_heads):
-    if num_kv_heads <= 0 or num_q_heads % num_kv_heads:
-        raise ValueError(f"num_qo_heads {num_q_heads} must be a multiple of num_kv_heads {num_kv_heads}")
-
-
 def _fp4_scales(kv_cache_sf, layout):
     """Block scales of an NVFP4 cache, (k, v) as [pages, page, heads, dim / 16]."""
     k, v = unpack_paged_kv_cache(kv_cache_sf, layout)
@@ -102,7 +97,7 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
     num_q_heads, dim_qk = q.shape[1], q.shape[2]
     num_kv_heads, dim_v = v.shape[1], v.shape[2]
     qo_len, kv_len = q.shape[0], k.shape[0]
-    _check_heads(num_q_heads, num_kv_heads)
+    check_sizes(num_q_heads, num_kv_heads, head_dim_qk=dim_qk, head_dim_vo=dim_v)
     if packed_custom_mask is None and custom_mask is not None:
         if tuple(custom_mask.shape) not in ((qo_len, kv_len), (qo_len * kv_len,)):
             raise ValueError(f"custom_mask has the shape {tuple(custom_mask.shape)}; expected {(qo_len, kv_len)}")
@@ -129,7 +124,16 @@ def single_prefill_with_kv_cache_with_jit_module(*args, **kwargs):
     raise NotImplementedError("single_prefill_with_kv_cache_with_jit_module: CUDA C++ variants are not taken; see foveal.Variant")
 
 
-# ---- masks of a batch ----
+# ---- offsets and masks of a batch ----
+
+
+def _offsets(x, name):
+    """Offsets of a batch's requests on the host."""
+    a = arrays.host_ints(x, name)
+    if a.ndim != 1 or len(a) < 1:
+        raise ValueError(f"{name} has the shape {tuple(a.shape)}; it has batch_size + 1 entries, the first of them 0")
+    return a
+
 
 
 def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
@@ -214,6 +218,7 @@ class _Wrapper:
         self._cached_module = None
         self._pool = core.Pool()
         self._lse_offset = None
+        self._choice = None         # what the last plan() was told, where the next one is likely to be told the same
 
     @property
     def is_cuda_graph_enabled(self):
@@ -279,7 +284,7 @@ class _Wrapper:
 
     def _respec(self, **changes):
         """A deprecated forward() call says again what plan() was told."""
-        told = dict(self._told)
+        told, self._choice = dict(self._told), None
         for name, value in changes.items():
             if name == "sm_scale" and value is not None and core.same_scale(value, self._attention.spec.scale):
                 continue
@@ -313,28 +318,33 @@ class _PagedWrapper(_Wrapper):
             self._qo_indptr_buf[:] = arrays.to_device(qo_indptr, self._qo_indptr_buf)
 
     def _page_ids(self, indices):
-        """Where kernels read page ids."""
-        if self._device == "cpu":
-            return arrays.to_numpy(indices) if arrays.device_of(indices) != "cpu" else indices
+        """Where kernels read page ids: on the wrapper's device, or on the host: an update takes those along."""
+        if arrays.device_of(indices) == "cpu":
+            return indices
         if arrays.device_of(indices) == self._device:
             return (None, indices)
-        return (indices, arrays.to_device(indices, self._float_workspace_buffer))
+        return arrays.to_numpy(indices) if self._device == "cpu" else (None, arrays.to_device(indices, self._float_workspace_buffer))
 
-    def _update(self, spec, rows, indptr, lengths, indices, page_size, mode, args=None, pages=None):
-        """rows None: one row a request. pages: of the cache, where it is known."""
-        used = int(indptr[-1]) if len(indptr) else 0
+    def _update(self, spec, rows, indptr, lengths, indices, page_size, mode, args=None, pages=None, last=None):
+        """rows None: one row a request. pages: of the cache, where it is known. last: what the last pages hold, where lengths is None."""
+        n, used = len(indptr) - 1, int(indptr[-1])
         pool = self._pool.plan(indices, used) if pages is None else pages
-        batch = Batch(rows=rows, lengths=lengths, page_size=page_size, num_pages=pool, page_indptr=indptr, page_ids=self._page_ids(indices), args=args)
-        n = len(indptr) - 1
+        batch = Batch(rows=rows, lengths=lengths, last_page_lengths=last, page_size=page_size, num_pages=pool, page_indptr=indptr,
+                      page_ids=self._page_ids(indices), args=args)
         total = n if rows is None else int(rows[-1])
-        need = core.Need(n, total, int(lengths.sum()) if n else 0, used)
         self._rows_total = total
         self._again = (spec, rows, indptr, lengths, indices, page_size, mode, args)
+        self._again_last = last
         if self._use_cuda_graph and self._attention.frozen is None:
             room = len(self._paged_kv_indices_buf)
             self._attention.frozen = core.Need(self._fixed_batch_size, max(total, 1), max(room * page_size, 1), max(room, 1))
-        stream = core.stream_of(self._float_workspace_buffer)
-        self._attention.update(spec, batch, need, mode, stream)
+        try:
+            self._attention.update(spec, batch, core.Need(n, total, used * page_size, used), mode, core.stream_of(self._float_workspace_buffer))
+        except InvalidError as e:
+            if last is None or not e.field.startswith("batch.last_page_lengths"):
+                raise
+            # what is no fill of a last page: of requests without pages it does not matter
+            self._update(spec, rows, indptr, core.paged_lengths(indptr, last, page_size), indices, page_size, mode, args, pages)
 
     def _run_paged(self, q, paged_kv_cache, *, kv_cache_sf=None, **options):
         k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
@@ -347,7 +357,7 @@ class _PagedWrapper(_Wrapper):
             args = {"k_block_scale": k_sf, "v_block_scale": v_sf}
         self._check_query(q, k)
         if self._pool.differs(k.shape[0]):
-            self._update(self._attention.spec, *self._again[1:], pages=k.shape[0])
+            self._update(self._attention.spec, *self._again[1:], pages=k.shape[0], last=self._again_last)
         if self._q_dtype.startswith("fp8"):
             q, options["q_scale"] = _upcast_query(q, options.get("q_scale"), self._o_dtype)
         return core.run(self._attention, q, k, v, args=args, lse_offset=self._lse_offset, **options)
@@ -387,8 +397,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         """Plans a step. qo_indptr [batch + 1]: row offsets; paged_kv_indptr [batch + 1], paged_kv_indices, paged_kv_last_page_len [batch]: the page table.
         custom_mask: bool, per request [rows, keys] one after another; packed_custom_mask: its bits, low first, each request from a byte border."""
         check_pos_encoding_mode(pos_encoding_mode)
-        _check_heads(num_qo_heads, num_kv_heads)
-        rows, indptr = arrays.host_ints(qo_indptr), arrays.host_ints(paged_kv_indptr)
+        head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=page_size)
+        rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(paged_kv_indptr, "paged_kv_indptr")
         last = arrays.host_ints(paged_kv_last_page_len)
         if len(rows) != len(indptr):
             raise ValueError(f"qo_indptr has {len(rows)} entries and paged_kv_indptr {len(indptr)}; both have batch_size + 1")
@@ -412,13 +423,13 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
         spec = self._make_spec(dict(
-            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo or head_dim_qk, sm_scale=sm_scale, causal=causal,
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
             window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
             custom_mask=masked, items=items and not masked))
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
         self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
         self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, core.split_mode(False, fixed_split_size, disable_split_kv, page_size), args)
-        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo or head_dim_qk)
+        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
 
     begin_forward = plan
@@ -498,8 +509,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
              max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None):
         """Plans a step: row offsets qo_indptr [batch + 1] and token offsets kv_indptr [batch + 1]. The rest as for the paged wrapper."""
         check_pos_encoding_mode(pos_encoding_mode)
-        _check_heads(num_qo_heads, num_kv_heads)
-        rows, indptr = arrays.host_ints(qo_indptr), arrays.host_ints(kv_indptr)
+        head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
+        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
+        rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr")
         if len(rows) != len(indptr):
             raise ValueError(f"The kv_indptr length should be equal to the qo_indptr length: {len(indptr)} and {len(rows)}")
         lengths = indptr[1:] - indptr[:-1]
@@ -518,7 +530,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
         spec = self._make_spec(dict(
-            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo or head_dim_qk, sm_scale=sm_scale, causal=causal,
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
             window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
             custom_mask=masked, items=items and not masked))
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
@@ -533,7 +545,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
                 frozen = frozen._replace(tokens=core.next_positive_power_of_2(max(keys, 1 << 16)))
             self._attention.frozen = frozen
         self._attention.update(spec, batch, need, core.split_mode(False, fixed_split_size, disable_split_kv, 1), core.stream_of(self._float_workspace_buffer))
-        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo or head_dim_qk)
+        tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
 
     begin_forward = plan

@@ -8,9 +8,9 @@ import numpy as np
 from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
-from .prefill import _Wrapper, _check_heads, _upcast_query
+from .prefill import _Wrapper, _upcast_query
 from .quantization import segment_packbits
-from .utils import check_pos_encoding_mode, check_shape_dtype_device
+from .utils import check_pos_encoding_mode, check_sizes, check_shape_dtype_device
 
 
 def convert_bsr_mask_layout(mask, indptr):
@@ -36,7 +36,7 @@ class BlockSparseAttentionWrapper(_Wrapper):
         """indptr [M / R + 1], indices: the blocks of each row of blocks. mask: bool [blocks, R, C] inside blocks; packed_mask: the same per block row
         [R, blocks * C], bits low first, each block row from a byte border."""
         check_pos_encoding_mode(pos_encoding_mode)
-        _check_heads(num_qo_heads, num_kv_heads)
+        check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim, R=R, C=C)
         if block_mask is not None:
             raise NotImplementedError("block_mask: give indptr and indices")
         if M % R or N % C:
@@ -110,7 +110,7 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
              kv_data_type=None):
         """block_mask_map: bool [kv_heads, MB, NB]; block_row_sz [kv_heads, MB], block_col_sz [kv_heads, NB]: sizes of the blocks."""
         check_pos_encoding_mode(pos_encoding_mode)
-        _check_heads(num_qo_heads, num_kv_heads)
+        check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim)
         kept, row_sizes, col_sizes = arrays.to_numpy(block_mask_map) != 0, arrays.host_ints(block_row_sz), arrays.host_ints(block_col_sz)
         heads, num_rows, num_cols = kept.shape
         if heads != num_kv_heads or row_sizes.shape != (heads, num_rows) or col_sizes.shape != (heads, num_cols):

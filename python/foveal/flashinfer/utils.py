@@ -40,6 +40,17 @@ def check_pos_encoding_mode(mode):
         raise KeyError(f"Invalid pos_encoding_mode {mode}; it is NONE, ROPE_LLAMA or ALIBI")
 
 
+def check_sizes(num_qo_heads, num_kv_heads, **sizes):
+    """Refuses heads that do not fit and sizes (head_dim=, page_size=) that are no positive integers, by their names."""
+    for name, x in (("num_qo_heads", num_qo_heads), ("num_kv_heads", num_kv_heads), *sizes.items()):
+        if not hasattr(x, "__index__"):
+            raise TypeError(f"{name} is {x!r}; it must be an integer")
+        if x < 1:
+            raise ValueError(f"{name} is {x}; it must be at least 1")
+    if num_qo_heads % num_kv_heads:
+        raise ValueError(f"num_qo_heads {num_qo_heads} must be a multiple of num_kv_heads {num_kv_heads}")
+
+
 def next_positive_power_of_2(x):
     return 1 if x < 1 else 1 << (int(x) - 1).bit_length()
 
