@@ -336,7 +336,7 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_QT %d\n#define FV_KT %d\n#define FV_VT %d\n#define FV_OT %d\n", c->q, c->k, c->v, c->o);
     put(w, "#define FV_CT %d\n#define FV_PT %d\n#define FV_KS %d\n#define FV_VS %d\n", c->score, c->value, c->k_stored, c->v_stored);
     put(w, "#define FV_CONVERT_K %d\n#define FV_CONVERT_V %d\n#define FV_SCALED %d\n", c->convert_k, c->convert_v, c->scaled);
-    put(w, "#define FV_KEYS_IN_PLACE %d\n", c->keys_in_place);
+    put(w, "#define FV_KEYS_IN_PLACE %d\n#define FV_ROUGH_TURNS %d\n", c->keys_in_place, c->score != FV__F32);
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
     put(w, "#define FV_PAIRED %d\n#define FV_LOOK %d\n", c->paired, c->look);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);

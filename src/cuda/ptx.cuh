@@ -98,6 +98,21 @@ FV_DEVICE float lg2_approx(float x)
     return y;
 }
 
+/* At most 2^-21.4 and 2^-21.2 off between -pi and pi. */
+FV_DEVICE float sin_approx(float x)
+{
+    float y;
+    asm("sin.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+FV_DEVICE float cos_approx(float x)
+{
+    float y;
+    asm("cos.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Pairs: `lo` goes to the low half. Round to nearest even. */
 FV_DEVICE uint32_t cvt_rn_f16x2(float lo, float hi)
 {

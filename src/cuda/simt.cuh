@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* simt.cuh -- the v_* words in a CUDA thread: a v_f32 is one float. The list of words and what they mean stands in src/cpu/vocabulary.h; a variant's
- * text sees the same names here. Transcendentals use the special function unit: absolute errors near 1e-7, which is far below what 16-bit
+ * text sees the same names here. Transcendentals use the special function unit: errors of a few 1e-7, which is far below what 16-bit
  * weights keep. */
 #ifndef FV_SIMT_CUH
 #define FV_SIMT_CUH
@@ -76,46 +76,86 @@ VFN v_f32 v_log2(v_f32 x) { return lg2_approx(x); }
 VFN v_f32 v_log(v_f32 x) { return lg2_approx(x) * 0.693147180559945309f; }
 VFN v_f32 v_tanh(v_f32 x) { return 1.0f - __fdividef(2.0f, ex2_approx(x * 2.88539008177792681f) + 1.0f); }
 
-/* Sine and cosine of n * x, |n * x| < 2^31: product and quarter turns in double, the rest needs 24 bits. */
-VFN void v_sincos(v_i32 n, v_f32 x, v_f32 *s, v_f32 *c)
+/* Sine and cosine of r, |r| <= pi / 4. */
+VFN void v_sincos_near(float r, v_f32 *s, v_f32 *c)
 {
-    const double angle = (double)n * (double)x;
-    const double quarters = rint(angle * 0.63661977236758134308);
-    const float r = (float)(angle - quarters * 1.5707963267341256142 - quarters * 6.0771005065061922e-11);
     const float z = r * r;
-    const int q = (int)quarters;
     float ps = fmaf(-0.000195040220144f, z, 0.0083320368753f);
     ps = fmaf(ps, z, -0.166666506992f);
-    ps = fmaf(ps * z, r, r);
+    *s = fmaf(ps * z, r, r);
     float pc = fmaf(2.43799293709e-5f, z, -0.00138866192102f);
     pc = fmaf(pc, z, 0.0416666167392f);
-    pc = fmaf(pc * z, z, fmaf(z, -0.5f, 1.0f));
-    const float a = q & 1 ? pc : ps, b = q & 1 ? ps : pc;
+    *c = fmaf(pc * z, z, fmaf(z, -0.5f, 1.0f));
+}
+
+/* A quarter turn, q times. */
+VFN void v_quarters(int q, v_f32 *s, v_f32 *c)
+{
+    const float a = q & 1 ? *c : *s, b = q & 1 ? *s : *c;
     *s = q & 2 ? -a : a;
     *c = (q + 1) & 2 ? -b : b;
 }
 
-VFN v_f32 v_sin(v_f32 x) { v_f32 s, c; v_sincos(1, x, &s, &c); return s; }
-VFN v_f32 v_cos(v_f32 x) { v_f32 s, c; v_sincos(1, x, &s, &c); return c; }
+/* Sine and cosine of x, |x| < 2^31: quarter turns are taken off in double, the rest needs 24 bits. */
+VFN void v_sincos(v_f32 x, v_f32 *s, v_f32 *c)
+{
+    const double quarters = rint(x * 0.63661977236758134308);
+    v_sincos_near((float)(x - quarters * 1.5707963267341256142 - quarters * 6.0771005065061922e-11), s, c);
+    v_quarters((int)quarters, s, c);
+}
 
+VFN v_f32 v_sin(v_f32 x) { v_f32 s, c; v_sincos(x, &s, &c); return s; }
+VFN v_f32 v_cos(v_f32 x) { v_f32 s, c; v_sincos(x, &s, &c); return c; }
+
+/* What a frequency turns in one position: hi + lo / 2^32 of 2^32 units a turn, whole turns left out. The angle of a position is then a product of integers,
+ * exact to 2^-32 turns below 2^30. All that is costly follows from the frequency alone, so a loop over positions does it once. */
+struct v_step { int32_t hi, lo; };
+
+VFN v_step v_step_of(v_f32 frequency)
+{
+    const double x = frequency, magic = 6755399441055744.0;            /* 1.5 * 2^52: a sum with it is rounded, and its low bits are the integer */
+    double units = x * 683565275.57643158978;
+    const double rest = fma(x, 683565275.57643158978, -units) - x * 4.2259636374233396e-08;
+    units -= (fma(units, 0x1p-32, magic) - magic) * 0x1p32;
+    const double hi = units + magic, lo = fma(units - (hi - magic) + rest, 0x1p32, magic);
+    const int64_t sum = (__double_as_longlong(hi) << 32) + (__double_as_longlong(lo) - __double_as_longlong(magic));
+    const v_step step = { (int32_t)(sum + 0x80000000ll >> 32), (int32_t)sum };
+    return step;
+}
+
+/* position * step, in units, between minus and plus half a turn. */
+VFN int32_t v_angle(v_i32 position, v_step step) { return (int32_t)((uint32_t)position * (uint32_t)step.hi + (uint32_t)__mulhi(position, step.lo)); }
+
+/* Where what is turned will be rounded to 16 bits (FV_ROUGH_TURNS), the special function unit is exact enough: 2^-20. */
 VFN v_pair v_rotate(v_pair x, v_i32 position, v_f32 frequency)
 {
+    const int32_t angle = v_angle(position, v_step_of(frequency));
     v_f32 s, c;
-    v_sincos(position, frequency, &s, &c);
+#if FV_ROUGH_TURNS
+    s = sin_approx((float)angle * 1.4629180792671596e-9f);
+    c = cos_approx((float)angle * 1.4629180792671596e-9f);
+#else
+    const int32_t quarters = (angle >> 29) + 1 >> 1;
+    v_sincos_near((float)(angle - (int32_t)((uint32_t)quarters << 30)) * 1.4629180792671596e-9f, &s, &c);
+    v_quarters(quarters, &s, &c);
+#endif
     const v_pair y = { x.lo * c - x.hi * s, fmaf(x.hi, c, x.lo * s) };
     return y;
 }
 
 VFN int64_t v_clamp_index(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }
 
+/* Nothing in a launch writes what these read, and they read without asking first, so that a loop in which the index stays the same does it once. */
+static __device__ const float v_zero = 0;
+
 VFN v_f32 v_read(fv_floats x, v_i32 index)
 {
-    return !x.data || x.count <= 0 ? 0.0f : x.data[v_clamp_index(index, x.count)];
+    return __ldg(!x.data || x.count <= 0 ? &v_zero : x.data + v_clamp_index(index, x.count));
 }
 
 VFN v_i32 v_readi(fv_ints x, v_i32 index)
 {
-    return !x.data || x.count <= 0 ? 0 : x.data[v_clamp_index(index, x.count)];
+    return __ldg(!x.data || x.count <= 0 ? (const int32_t *)&v_zero : x.data + v_clamp_index(index, x.count));
 }
 
 VFN v_mask v_bit(fv_bits m, v_at at)

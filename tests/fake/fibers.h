@@ -51,6 +51,9 @@ static inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return (uint64_t)((u
 static inline void __threadfence() { }
 static inline void __threadfence_system() { }
 template <class T> static inline T __ldcg(const T *p) { return *p; }
+template <class T> static inline T __ldg(const T *p) { return *p; }
+static inline int64_t __double_as_longlong(double x) { int64_t u; memcpy(&u, &x, 8); return u; }
+static inline int __mulhi(int a, int b) { return (int)((int64_t)a * b >> 32); }
 template <class T> static inline T add_to(T *p, T x) { const T old = *p; *p = old + x; return old; }
 static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long x) { return add_to(p, x); }
 static inline int atomicAdd(int *p, int x) { return add_to(p, x); }

@@ -211,6 +211,8 @@ static inline void mma_m16n8k8_tf32(float (&c)[4], const uint32_t (&a)[4], uint3
 static inline float ex2_approx(float x) { return exp2f(x); }
 static inline float rcp_approx(float x) { return 1.0f / x; }
 static inline float lg2_approx(float x) { return log2f(x); }
+static inline float sin_approx(float x) { return sinf(x); }
+static inline float cos_approx(float x) { return cosf(x); }
 
 /* -------------------------------------------------------------------------------------------------------------- kernel */
 

@@ -485,23 +485,97 @@ template <bool IS_V> FV_DEVICE void load_narrow(args p, int slot, int tile)
 }
 
 #if FV_KEYS_IN_PLACE
-/* The keys of a tile, which lie in shared memory as they are stored, become what the hook makes of them. A pair is read and written by one lane. */
+/* What key t of a tile is multiplied with before its hook sees it. */
+FV_DEVICE float key_scale(args p, int r, int t)
+{
+    if (!FV_KSCALE) return W.k_scale;
+    return S.position[r][t] == ABSENT ? 0.0f : *source<false>::scale(p, r, t);
+}
+
+/* Two words of a key, which hold two pairs: what the hook makes of them. */
+template <bool INTERLEAVED> FV_DEVICE void hook_words(const fv_uses &uses, v_at at, int first, int second, float scale, uint32_t &x, uint32_t &y)
+{
+    const v_f32 a = fv_decode<FV_KS>(x & 0xffffu) * scale, b = fv_decode<FV_KS>(x >> 16) * scale;
+    const v_f32 c = fv_decode<FV_KS>(y & 0xffffu) * scale, d = fv_decode<FV_KS>(y >> 16) * scale;
+    at.index = first;
+    const v_pair one = { a, INTERLEAVED ? b : c }, f = fv_key_pair(uses, at, one);
+    at.index = second;
+    const v_pair two = { INTERLEAVED ? c : b, d }, g = fv_key_pair(uses, at, two);
+    x = fv_pack<FV_KS>(f.lo, INTERLEAVED ? f.hi : g.lo);
+    y = fv_pack<FV_KS>(INTERLEAVED ? g.lo : f.hi, g.hi);
+}
+
+/* Byte `place` of row t, from the first row's first on. */
+FV_DEVICE int key_place(int t, int place) { return t * k_rows::stride + (k_rows::swizzled ? place ^ (t & 7) << 4 : place); }
+
+/* The keys of a tile whose rows hold 2 `half` elements in pairs, half even: word w and word w + half / 2 hold two pairs either way. A lane keeps its two
+ * words and goes through keys of its warp, N at a time: what a hook makes of at.index alone (all that is costly about an angle) is made once. Absent keys
+ * are zeros, at some position. */
+template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile, int half)
+{
+    enum { RUN = FV_T / FV_WARPS, N = RUN < 4 ? RUN : 4 };              /* keys of a warp */
+    const int r = tile & (PLACES - 1), lane = threadIdx.x % 32, words = half / 2;
+    const fv_uses uses = USES;                                          /* which no store to shared memory changes */
+    const v_at of_request = at_no_row(p);
+    int width = 32;                                                     /* lanes beside each other in a row: where words are few, more rows at once */
+    while (width > 1 && width / 2 >= words && 32 / width < RUN / N) width /= 2;
+    const int run = RUN * width / 32, first = threadIdx.x / 32 * RUN + lane / width * run;
+#pragma unroll 1
+    for (int w = lane & (width - 1); w < words; w += width) {
+        int x_at[N], y_at[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            x_at[n] = slot * SLOT + key_place(first + n, 4 * w);
+            y_at[n] = slot * SLOT + key_place(first + n, 4 * (w + words));
+        }
+        /* N rows on, bit 6 of a place is another */
+        int x_way = k_rows::swizzled ? 64 - (key_place(first, 4 * w) & 64) * 2 : 0, y_way = k_rows::swizzled ? 64 - (key_place(first, 4 * (w + words)) & 64) * 2 : 0;
+#pragma unroll 1
+        for (int t = first; t < first + run; t += N) {
+            uint32_t x[N], y[N];
+            int position[N];
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                x[n] = *(const uint32_t *)(memory + x_at[n]);
+                y[n] = *(const uint32_t *)(memory + y_at[n]);
+                position[n] = fv_max(S.position[r][t + n], -0x40000000);
+            }
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                hook_words<INTERLEAVED>(uses, at_key(of_request, position[n]), INTERLEAVED ? w : 2 * w, INTERLEAVED ? w + words : 2 * w + 1,
+                                        FV_KSCALE ? key_scale(p, r, t + n) : 1.0f, x[n], y[n]);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                *(uint32_t *)(memory + x_at[n]) = x[n];
+                *(uint32_t *)(memory + y_at[n]) = y[n];
+                x_at[n] += N * k_rows::stride + x_way;
+                y_at[n] += N * k_rows::stride + y_way;
+            }
+            x_way = -x_way;
+            y_way = -y_way;
+        }
+    }
+}
+
+/* The keys of a tile, which lie in shared memory as they are stored, become what the hook makes of them: T / WARPS of them by each warp. */
 COLD void hook_keys(args p, int slot, int tile)
 {
-    const int r = tile & (PLACES - 1), lane = threadIdx.x % 32;
+    enum { RUN = FV_T / FV_WARPS };
     bool interleaved;
-    const int half = fv_max(fv_min(fv_key_pairs(USES, &interleaved), FV_DK), 0) / 2;
-    const v_at of_request = at_no_row(p);
-#pragma unroll 2
-    for (int t = threadIdx.x / 32; t < FV_T; t += FV_WARPS) {
-        const int position = S.position[r][t];
-        if (position == ABSENT) continue;
-        const float scale = FV_KSCALE ? *source<false>::scale(p, r, t) : W.k_scale;
-        const auto at = [&](int d) -> uint16_t & { return *(uint16_t *)(memory + slot * SLOT + k_rows::at(t, d / 8) + 2 * (d % 8)); };
+    const int half = fv_max(fv_min(fv_key_pairs(USES, &interleaved), FV_DK), 0) / 2, lane = threadIdx.x % 32, r = tile & (PLACES - 1);
+    const bool whole = half % 2 == 0 && (FV_KSCALE || W.k_scale == 1.0f);
+    if (whole && interleaved) hook_rows<true>(p, slot, tile, half);
+    else if (whole) hook_rows<false>(p, slot, tile, half);
+    if (whole && (!FV_KSCALE || 2 * half == FV_DK)) return;
+    /* the rest one by one: pairs that fill no words, a scale of the tensor, and what is in no pair */
+#pragma unroll 1
+    for (int t = threadIdx.x / 32 * RUN; t < (threadIdx.x / 32 + 1) * RUN; t++) {
+        const float scale = key_scale(p, r, t);
+        const auto at = [&](int d) -> uint16_t & { return *(uint16_t *)(memory + slot * SLOT + key_place(t, 2 * d)); };
         const auto put = [&](int d, float x) { at(d) = (uint16_t)fv_pack<FV_KS>(x, 0.0f); };
-        v_at key = at_key(of_request, position);
-#pragma unroll 2
-        for (int i = lane; i < half; i += 32) {
+        v_at key = at_key(at_no_row(p), fv_max(S.position[r][t], -0x40000000));
+#pragma unroll 1
+        for (int i = lane; i < half && !whole; i += 32) {
             const int lo = interleaved ? 2 * i : i, hi = interleaved ? 2 * i + 1 : i + half;
             const v_pair x = { fv_decode<FV_KS>(at(lo)) * scale, fv_decode<FV_KS>(at(hi)) * scale };
             key.index = i;
@@ -509,7 +583,6 @@ COLD void hook_keys(args p, int slot, int tile)
             put(lo, y.lo);
             put(hi, y.hi);
         }
-        if (scale == 1.0f) continue;
 #pragma unroll 1
         for (int d = 2 * half + lane; d < FV_DK; d += 32) put(d, fv_decode<FV_KS>(at(d)) * scale);
     }
@@ -1625,7 +1698,8 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
         {
 #if FV_KEYS_IN_PLACE
             hook_keys(p, at * ENTRY_SLOTS, tile);
-            __syncthreads();
+            if (WK == FV_WARPS) __syncwarp();           /* each warp reads the keys that it has hooked */
+            else __syncthreads();
 #endif
             const part me = this_part<WR, WV, WK>();
             const uint32_t k_slot = SLOT_AT(at * ENTRY_SLOTS);
