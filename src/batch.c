@@ -205,6 +205,9 @@ static fv_status check_key_arrays(reader *r)
     const int64_t n = b->num_requests;
     r->tables->paged = paged(b);
     if (r->tables->paged) FV_TRY(check_page_arrays(r));
+    else if (fv__index_given(&b->pages.indptr) || fv__index_given(&b->pages.ids))
+        return fv__fail(r->err, FV_E_INVALID, "batch.pages.page_size", 0, 1, "batch.pages.page_size is 0, but %s given; at least 1",
+                        fv__index_given(&b->pages.indptr) ? "batch.pages.indptr is" : "batch.pages.ids are");
     else if (!b->segments) FV_TRY(fv__index_check(&b->kv_indptr, "batch.kv_indptr", n + 1, true, true, r->err));
 
     if (fv__index_given(&b->last_page_lengths)) {

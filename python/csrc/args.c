@@ -2,6 +2,7 @@
 #include "args.h"
 
 #include <limits.h>
+#include <string.h>
 
 static const char *plain(const char *name) { return name[0] == '!' ? name + 1 : name; }
 
@@ -146,6 +147,12 @@ int take_text(PyObject *value, const char *name, const char **out)
         PyErr_Format(PyExc_TypeError, "%s must be a str", plain(name));
         return -1;
     }
-    *out = PyUnicode_AsUTF8AndSize(value, NULL);
-    return *out ? 0 : -1;
+    Py_ssize_t size;
+    *out = PyUnicode_AsUTF8AndSize(value, &size);
+    if (!*out) return -1;
+    if (size == 0 || memchr(*out, 0, (size_t)size)) {
+        PyErr_Format(PyExc_ValueError, size ? "%s holds a NUL character: %R" : "%s is an empty str", plain(name), value);
+        return -1;
+    }
+    return 0;
 }

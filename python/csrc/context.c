@@ -32,7 +32,7 @@ static void log_line(void *user, fv_log_level level, const char *line)
     PyGILState_Release(state);
 }
 
-/* "cuda:1" -> 1, "cuda" -> 0 */
+/* "cuda:1" -> 1 */
 static device device_of(const char *name)
 {
     if (!name || strncmp(name, "cuda", 4) != 0) return (device){ DL_CPU, 0 };
@@ -56,8 +56,11 @@ static int open_context(context_object *self, PyObject *const *given)
         desc.log = log_line;
         desc.log_user = self;
     }
-    if (!desc.device) desc.device = getenv("FV_DEVICE");
-    if (!desc.device || !desc.device[0]) desc.device = "cpu";
+    if (!desc.device) {
+        desc.device = getenv("FV_DEVICE");
+        if (!desc.device || !desc.device[0]) desc.device = "cpu";
+    }
+    if (!strcmp(desc.device, "cuda")) desc.device = "cuda:0";           /* as torch writes the first one */
     self->where = device_of(desc.device);
     self->device_name = PyUnicode_FromString(desc.device);
     if (!self->device_name) return -1;
@@ -184,7 +187,7 @@ static PyType_Slot context_slots[] = {
     { Py_tp_getset, context_fields },
     { Py_tp_doc, "Context(device=None, *, cpu_isa=None, num_threads=0, cache_dir=None, log=None)\n--\n\n"
                  "One device. Threads may share it.\n\n"
-                 "device: \"cpu\" or \"cuda:N\"; None: FV_DEVICE of the environment, else \"cpu\".\n"
+                 "device: \"cpu\" or \"cuda:N\" (\"cuda\": \"cuda:0\"); None: FV_DEVICE of the environment, else \"cpu\".\n"
                  "cpu_isa: highest CPU level to use (\"scalar\", \"avx2\", \"avx512\", ...); None: FV_CPU, else the best there is.\n"
                  "num_threads: CPU workers; 0: FV_NUM_THREADS, else the CPUs this process may use.\n"
                  "cache_dir: where compiled kernels are kept.\n"

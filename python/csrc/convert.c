@@ -501,8 +501,11 @@ static int copy_sequence(PyObject *object, const char *name, fv_index *out, hold
     int64_t *values = holder_memory(h, (size_t)n * sizeof *values);
     bool ok = values != NULL;
     for (Py_ssize_t i = 0; ok && i < n; i++) {
-        values[i] = PyLong_AsLongLong(PyList_GetItem(list, i));
+        PyObject *index = PyNumber_Index(PyList_GetItem(list, i));
+        values[i] = index ? PyLong_AsLongLong(index) : -1;
+        Py_XDECREF(index);
         ok = !(values[i] == -1 && PyErr_Occurred());
+        if (!ok) PyErr_Format(PyExc_TypeError, "%s[%zd] is %R; it must be an integer of 64 bits", name, i, PyList_GetItem(list, i));
     }
     Py_DECREF(list);
     if (ok) *out = fv_i64(values, n);
@@ -527,7 +530,8 @@ static int index_of_array(const array_view *a, const char *name, fv_index *out, 
     const fv_tensor *t = &a->tensor;
     const bool i32 = !strcmp(t->dtype, "i32"), table = t->ndim == 2 && width;
     if (!i32 && strcmp(t->dtype, "i64") != 0) {
-        PyErr_Format(PyExc_TypeError, "%s has elements of type %s; int32 or int64 are read", name, t->dtype);
+        const bool short_ones = !strcmp(t->dtype, "u16");       /* the word for both kinds of 16-bit integers */
+        PyErr_Format(PyExc_TypeError, "%s has elements of type %s; int32 or int64 are read", name, short_ones ? "int16 or uint16" : t->dtype);
         return -1;
     }
     if (t->ndim != 1 && !table) {

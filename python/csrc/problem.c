@@ -57,8 +57,11 @@ static int read_uses(problem_object *self, PyObject *variants)
         self->problem.num_variants = 1;
         return read_use(self, variants, &self->uses[0]);
     }
-    PyObject *list = PySequence_List(variants);
-    if (!list) return -1;
+    PyObject *list = PyDict_Check(variants) ? NULL : PySequence_List(variants);
+    if (!list) {
+        PyErr_SetString(PyExc_TypeError, "variants is a name, or a list of names, foveal.Variants and pairs (name, {argument: value})");
+        return -1;
+    }
     const Py_ssize_t n = PyList_Size(list);
     int bad = 0;
     if (n > MAX_USES) {

@@ -5,7 +5,18 @@ python -m foveal env           version and folders of the package
 """
 
 import argparse
+import importlib.util
+import os
 import sys
+
+
+def load_coverage():
+    """The module foveal.flashinfer.coverage by itself: its package needs NumPy, the table does not."""
+    path = os.path.join(os.path.dirname(__file__), "flashinfer", "coverage.py")
+    spec = importlib.util.spec_from_file_location("foveal_flashinfer_coverage", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def main(argv=None) -> int:
@@ -21,9 +32,7 @@ def main(argv=None) -> int:
     import foveal
 
     if given.command == "coverage":
-        from foveal.flashinfer import coverage
-
-        print(coverage.table(), end="")
+        print(load_coverage().table(), end="")
     elif given.command == "env":
         print(f"version {foveal.__version__}\nmodule  {foveal.__file__}\ninclude {foveal.get_include()}")
     elif given.device:

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, type_check_only
 
 Array: TypeAlias = Any
 Integers: TypeAlias = Array | Sequence[int] | tuple[Array | None, Array | None]
@@ -15,6 +15,7 @@ Format: TypeAlias = Literal["text", "markdown", "json"]
 ABI_VERSION: int
 __version__: str
 
+@type_check_only
 class Rope(TypedDict, total=False):
     rotary_dim: int
     interleaved: bool

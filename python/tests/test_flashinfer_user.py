@@ -239,3 +239,113 @@ def test_filters_of_rows_with_indices():
     assert (ids[1::3] == 0).all() and (ids[0::3] == 1).any() and (ids[2::3] == 1).any()
     ids = flashinfer.top_k_top_p_sampling_from_probs(probs, torch.tensor([2, 1], dtype=torch.int32), 1.0, indices=indices, seed=7, offset=0)
     assert (ids[0::3] == 0).all() and (ids[1::3] == 1).any()
+
+
+def ints(*x, kind=torch.int32):
+    return torch.tensor(x, dtype=kind)
+
+
+PLANS = [
+    (dict(page_size=0), ValueError, "page_size is 0"), (dict(page_size=4.0), TypeError, "page_size"), (dict(head_dim=0), ValueError, "head_dim is 0"),
+    (dict(num_kv_heads=0), ValueError, "num_kv_heads is 0"), (dict(num_qo_heads=3), ValueError, "num_qo_heads 3"),
+    (dict(q_data_type=torch.float64), ValueError, "unsupported dtype torch.float64"), (dict(q_data_type=torch.int32), ValueError, "q_data_type is torch.int32"),
+    (dict(indptr=torch.zeros(2)), TypeError, "indptr has elements of type float32"), (dict(indptr=ints()), ValueError, r"indptr has the shape \(0,\)"),
+    (dict(last_page_len=ints(2, 2)), ValueError, "last_page_len has 2 entries"), (dict(indices=ints(0, kind=torch.int16)), TypeError, "page_ids has elements of type int16"),
+]
+
+
+@pytest.mark.parametrize("change, error, text", PLANS)
+def test_refused_plans(device, change, error, text):
+    """By the name of what is wrong; the plan after it is like any other, the same one twice in a row included."""
+    good = dict(indptr=ints(0, 1), indices=ints(0), last_page_len=ints(2), num_qo_heads=2, num_kv_heads=2, head_dim=16, page_size=4, q_data_type=torch.float32)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    cache = torch.ones(1, 2, 4, 2, 16)
+    for told in (good, good, change, good):
+        if told is change:
+            with pytest.raises(error, match=text):
+                wrapper.plan(**(good | change))
+        else:
+            wrapper.plan(**told)
+            assert (wrapper.run(torch.ones(1, 2, 16), cache) == 1).all()
+
+
+def test_plans_told_otherwise(device):
+    """What a plan was told before is forgotten, whichever word changes, and by forward()."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    q, cache = torch.randn(1, 2, 16), torch.randn(1, 2, 4, 2, 16)
+    k, v = cache[0, 0, :3], cache[0, 1, :3]
+    scale = torch.tensor(0.1)
+    for told in ({}, {}, dict(window_left=0), dict(logits_soft_cap=1.0), {}, dict(sm_scale=0.5), dict(sm_scale=scale), "forward", dict(sm_scale=scale), {}):
+        if told == "forward":
+            made, want = wrapper.forward(q, cache, sm_scale=0.7), attend(q, k, v, scale=0.7)[0]
+            scale += 0.3                # the same tensor says another number now
+        else:
+            wrapper.plan(ints(0, 1), ints(0), ints(3), 2, 2, 16, 4, q_data_type=torch.float32, **told)
+            made = wrapper.run(q, cache)
+            want = attend(q, k, v, window_left=told.get("window_left", -1), cap=told.get("logits_soft_cap", 0), scale=told.get("sm_scale") and float(told["sm_scale"]))[0]
+        close(made, want)
+
+
+def test_last_page_len_of_any_kind(device):
+    """Of a request without pages it does not matter; 0 with pages means that the last one holds nothing."""
+    q, cache = torch.randn(3, 2, 16), torch.randn(2, 2, 4, 2, 16)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    for last in (ints(0, 3, 0), ints(7, 3, 0), ints(-1, 3, 0)):
+        wrapper.plan(ints(0, 0, 1, 2), ints(1, 0), last, 2, 2, 16, 4, q_data_type=torch.float32)
+        out = wrapper.run(q, cache)
+        close(out[1:2], attend(q[1:2], cache[1, 0, :3], cache[1, 1, :3])[0])
+        assert (out[[0, 2]] == 0).all()
+    with pytest.raises(ValueError, match="its 1 pages of 4 hold only 4"):
+        wrapper.plan(ints(0, 1), ints(0), ints(5), 2, 2, 16, 4, q_data_type=torch.float32)
+
+
+def test_graph_mode_fills_both_mask_buffers(device):
+    rows, keys, pages = ints(0, 2, 5), [4, 7], ints(0, 1, 3)
+    masks = [torch.rand(n, k) > 0.4 for n, k in zip((2, 3), keys)]
+    flat = torch.cat([x.reshape(-1) for x in masks])
+    q, cache = torch.randn(5, 2, 16), torch.randn(3, 2, 4, 2, 16)
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 3, 8, 2)]
+    bits, starts = torch.zeros(64, dtype=torch.uint8), torch.full((3,), -1, dtype=torch.int32)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8), "NHD", True, *buffers, custom_mask_buf=bits, mask_indptr_buf=starts)
+    wrapper.plan(rows, pages, ints(0, 1, 2), ints(4, 3), 2, 2, 16, 4, custom_mask=flat, q_data_type=torch.float32)
+    assert starts.tolist() == [0, 1, 4] and bits[0] == flashinfer.packbits(masks[0].reshape(-1), "little")[0]
+    out = wrapper.run(q, cache)
+    k, v = cache[:, 0].reshape(12, 2, 16), cache[:, 1].reshape(12, 2, 16)
+    close(out[2:], attend(q[2:], k[4:11], v[4:11], mask=masks[1])[0])
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8), "NHD", True, *buffers, custom_mask_buf=bits)
+    with pytest.raises(ValueError, match="mask_indptr_buf must be initialized"):
+        wrapper.plan(rows, pages, ints(0, 1, 2), ints(4, 3), 2, 2, 16, 4, custom_mask=flat, q_data_type=torch.float32)
+
+
+def test_positions_outside(device):
+    """Refused where the host sees them; on a GPU rows become NaN, and rows that would be written elsewhere are reported."""
+    query, key, table = torch.ones(2, 32), torch.ones(2, 32), torch.ones(8, 16)
+    rows, cache = torch.ones(2, 2, 16), torch.zeros(4, 2, 4, 2, 16)
+    turn = lambda at: flashinfer.apply_rope_with_cos_sin_cache(at, query, key, 16, table)
+    write = lambda request, at, ids=ints(2): flashinfer.append_paged_kv_cache(rows, rows, request, at, cache, ids, ints(0, 1), ints(2))
+    for bad in (ints(0, 8), ints(-1, 0)):
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match=r"positions\[[01]\] is (8|-1); cos_sin_cache has 8 positions"):
+                turn(bad)
+        else:
+            assert turn(bad)[0].isnan().any(1).tolist() == [x < 0 or x > 7 for x in bad.tolist()]
+    for request, at, text in ((ints(0, 1), ints(0, 1), r"batch_indices\[1\] is 1"), (ints(0, 0), ints(3, 4), r"positions\[1\] is 4; request 0 has 1 pages of 4")):
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match=text):
+                write(request, at)
+        else:
+            flashinfer.errors(device, clear=True)
+            write(request, at)
+            torch.cuda.synchronize()
+            assert flashinfer.errors(device, clear=True)["what"] == "slot"
+    assert (cache[[0, 1, 3]] == 0).all()
+    flashinfer.errors(device, clear=True)
+    for page in (4, -1):                # outside of the cache: skipped and reported
+        write(ints(0, 0), ints(0, 3), ints(page))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        assert flashinfer.errors(device, clear=True)["what"] == "slot" and flashinfer.errors(device) is None
+    for call, error, text in ((lambda: turn(ints(0)), ValueError, "positions has 1 entries for the 2 rows"), (lambda: turn(torch.ones(2)), TypeError, "positions is"),
+                              (lambda: write(ints(0), ints(0, 1)), ValueError, "batch_indices has 1 entries for 2 rows")):
+        with pytest.raises(error, match=text):
+            call()

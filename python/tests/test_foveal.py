@@ -701,3 +701,31 @@ def test_module_needs_nothing():
 def test_integers_are_named_plainly():
     with pytest.raises(TypeError, match="^max_requests must be an integer"):
         foveal.Plan(foveal.Context("cpu"), foveal.Problem("f32", num_q_heads=1, dim_qk=16), max_requests=1.5, max_rows=1, max_kv_tokens=16)
+
+
+def test_words_for_devices_and_variants():
+    for word, error in (("", ValueError), ("cpu\0x", ValueError), ("cpu:0", foveal.InvalidError), ("cuda:", foveal.InvalidError), (3, TypeError)):
+        with pytest.raises(error, match="device"):
+            foveal.Context(word)
+    options = dict(num_q_heads=2, dim_qk=16)
+    plan = foveal.Plan(foveal.Context("cpu"), foveal.Problem("f32", variants="causal", **options), max_requests=1, max_rows=2, max_kv_tokens=8)
+    assert plan is not None
+    for variants in (3, {"window": {"left": 3}}):
+        with pytest.raises(TypeError, match="variants is a name, or a list"):
+            foveal.Problem("f32", variants=variants, **options)
+
+
+def test_refused_tables_say_which():
+    plan = foveal.Plan(foveal.Context("cpu"), foveal.Problem("f32", num_q_heads=2, dim_qk=16), max_requests=4, max_rows=4, max_kv_tokens=64, max_pages=16)
+    good = dict(lengths=[3], page_size=4, num_pages=4, page_indptr=[0, 1], page_ids=[0])
+    for change, error, text in ((dict(page_size=0), foveal.InvalidError, "page_size is 0, but batch.pages.indptr is given"), (dict(page_size=4.0), TypeError, "page_size"),
+                                (dict(page_indptr=np.array([0, 1], np.int16)), TypeError, "page_indptr has elements of type int16"),
+                                (dict(page_ids=[0.5]), TypeError, r"page_ids\[0\] is 0.5")):
+        with pytest.raises(error, match=text):
+            plan.update(foveal.Batch(**(good | change)))
+
+
+def test_coverage_without_numpy():
+    program = "import sys, runpy; sys.modules['numpy'] = None; sys.argv = ['foveal', 'coverage']; runpy.run_module('foveal', run_name='__main__')"
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "single_decode_with_kv_cache" in made.stdout

@@ -12,7 +12,13 @@ import importlib as _importlib
 import sys as _sys
 import types as _types
 
+try:
+    import numpy as _numpy      # noqa: F401
+except ImportError as e:
+    raise ImportError("foveal.flashinfer needs NumPy (foveal itself does not): pip install numpy") from e
+
 from . import coverage, jit
+from ._core import errors
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
 from .cascade import (
@@ -108,4 +114,4 @@ def install():
     _sys.modules["flashinfer"] = here
 
 
-__all__ = [name for name, _ in coverage.COVERED] + ["coverage", "install"]
+__all__ = [name for name, _ in coverage.COVERED] + ["coverage", "errors", "install"]

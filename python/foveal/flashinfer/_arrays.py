@@ -52,11 +52,10 @@ def dtype_name(dtype):
             return _WORDS[word]
         raise ValueError(f"unknown dtype {dtype!r}")
     name = torch_dtypes().get(dtype)
-    if name is not None:
-        return name
-    name = _NUMPY.get(np.dtype(dtype).name)
+    if name is None and type(dtype).__module__ != "torch":
+        name = _NUMPY.get(np.dtype(dtype).name)
     if name is None:
-        raise ValueError(f"unsupported dtype {dtype}")
+        raise ValueError(f"unsupported dtype {dtype}; float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 are")
     return name
 
 
@@ -78,6 +77,13 @@ def device_of(x):
         device = x.device
         return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
     return "cpu"
+
+
+def device_name(device):
+    """"cpu" or "cuda:N" of what callers call a device: such a word, or a torch device."""
+    if isinstance(device, str):
+        return "cuda:0" if device == "cuda" else device
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
 
 def together(x, y):

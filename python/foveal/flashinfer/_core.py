@@ -38,6 +38,15 @@ def context_for(device):
     return context
 
 
+def errors(device=None, clear=False):
+    """The error word of the context that these functions use on a device: None, or a dict of the first bad thing that a kernel met in page tables, lengths or slots
+    (foveal.Context.errors). device: "cpu", "cuda:N" or a torch device; None: every device used so far, the first that has one. Never blocks."""
+    if device is None:
+        found = [context.errors(clear) for context in list(_contexts.values())]
+        return next((x for x in found if x is not None), None)
+    return context_for(arrays.device_name(device)).errors(clear)
+
+
 # ---- problems ----
 
 Need = collections.namedtuple("Need", "requests rows tokens pages segments segment_rows levels", defaults=(0, 0, 0))
@@ -422,4 +431,4 @@ class Pool:
         return again
 
 
-__all__ = ["Attention", "Batch", "Mode", "Need", "make_spec", "run"]
+__all__ = ["Attention", "Batch", "Mode", "Need", "errors", "make_spec", "run"]

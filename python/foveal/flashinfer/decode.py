@@ -8,7 +8,7 @@ import numpy as np
 from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
-from .prefill import _CachedModule, _offsets, _PagedWrapper, _single
+from .prefill import _CachedModule, _check_axes, _offsets, _PagedWrapper, _single
 from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
 
 
@@ -20,6 +20,9 @@ def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NON
     check_pos_encoding_mode(pos_encoding_mode)
     if kv_layout == "HND":
         k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
+    if len(q.shape) != 2:
+        raise ValueError(f"q has {len(q.shape)} axes; expected 2: heads, dim")
+    _check_axes(k=k, v=v)
     q = arrays.index(q, (None,))
     check_sizes(q.shape[1], k.shape[1], head_dim=q.shape[2])
     name = arrays.dtype_of(q)

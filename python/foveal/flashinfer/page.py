@@ -44,24 +44,44 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None
     return batch_indices if batch_indices is not None else made[0], positions if positions is not None else made[1]
 
 
+_NOWHERE = 1 << 62          # a slot outside of every cache: the row is not written, and the context's error word says so
+
+
 def _slots(batch_indices, positions, kv_indices, kv_indptr, page_size, like):
-    """Token slots page * page_size + offset; -1 where a row is padding."""
-    torch = arrays.torch_of(like)
-    if torch is not None:
-        request, place, ids, indptr = (arrays.to_device(x, like).to(torch.int64) for x in (batch_indices, positions, kv_indices, kv_indptr))
-        if request.numel() == 0 or ids.numel() == 0:
-            return torch.full_like(request, -1)
-        real = (request >= 0) & (place >= 0)
-        entry = indptr[request.clamp(min=0)] + torch.div(place.clamp(min=0), page_size, rounding_mode="floor")
-        slots = ids[entry.clamp(0, ids.numel() - 1)] * page_size + place % page_size
-        return torch.where(real & (entry < ids.numel()), slots, -1)
-    request, place, ids, indptr = (np.asarray(x, np.int64) for x in (batch_indices, positions, kv_indices, kv_indptr))
-    if request.size == 0 or ids.size == 0:
-        return np.full(request.shape, -1, np.int64)
+    """Token slots page * page_size + offset; -1 where a row is padding (a request or position below 0). A row outside of its request's pages is refused where
+    the host sees it, else given a slot that kernels report."""
+    rows, torch = like.shape[0], arrays.torch_of(like)
+    for name, x in (("batch_indices", batch_indices), ("positions", positions)):
+        if x.shape[0] != rows:
+            raise ValueError(f"{name} has {x.shape[0]} entries for {rows} rows")
+    if torch is None or like.is_cpu:
+        slots = _host_slots(*(np.asarray(arrays.to_numpy(x), np.int64) for x in (batch_indices, positions, kv_indices, kv_indptr)), page_size)
+        return slots if torch is None else torch.from_numpy(slots)
+    request, place, ids, indptr = (arrays.to_device(x, like).to(torch.int64) for x in (batch_indices, positions, kv_indices, kv_indptr))
+    real, last = (request >= 0) & (place >= 0), indptr.numel() - 2
+    if rows == 0 or ids.numel() == 0 or last < 0:
+        return torch.where(real, _NOWHERE, -1)
+    safe = request.clamp(0, last)
+    entry = indptr[safe] + torch.div(place.clamp(min=0), page_size, rounding_mode="floor")
+    inside = (request <= last) & (entry < indptr[safe + 1]) & (entry < ids.numel())
+    page = ids[entry.clamp(0, ids.numel() - 1)]
+    return torch.where(real, torch.where(inside & (page >= 0), page * page_size + place % page_size, _NOWHERE), -1)
+
+
+def _host_slots(request, place, ids, indptr, page_size):
     real = (request >= 0) & (place >= 0)
-    entry = indptr[np.maximum(request, 0)] + np.maximum(place, 0) // page_size
-    slots = ids[np.clip(entry, 0, ids.size - 1)] * page_size + place % page_size
-    return np.where(real & (entry < ids.size), slots, -1)
+    if request.size and request.max() >= len(indptr) - 1:
+        raise ValueError(f"batch_indices[{int(request.argmax())}] is {int(request.max())}; kv_indptr speaks of {len(indptr) - 1} requests")
+    slots = np.full(request.shape, -1, np.int64)
+    first, end = indptr[request[real]], indptr[request[real] + 1]
+    entry = first + place[real] // page_size
+    outside = (entry >= end) | (entry >= ids.size)
+    if outside.any():
+        i = int(outside.argmax())
+        row = int(np.flatnonzero(real)[i])
+        raise ValueError(f"positions[{row}] is {int(place[row])}; request {int(request[row])} has {int(min(end[i], ids.size) - first[i])} pages of {page_size}")
+    slots[real] = np.where(ids[entry] < 0, _NOWHERE, ids[entry] * page_size + place[real] % page_size)
+    return slots
 
 
 def append_paged_kv_cache(append_key, append_value, batch_indices, positions, paged_kv_cache, kv_indices, kv_indptr, kv_last_page_len, kv_layout="NHD"):

@@ -70,6 +70,8 @@ class BatchPODWithPagedKVCacheWrapper:
         self._decode = BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout)
         self._causal = False            # of the prefill part: run() says it, later plans expect it
 
+    is_cuda_graph_enabled = False       # there is no such mode here
+
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer=None):
         for wrapper in (self._prefill, self._decode):
             wrapper.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
@@ -79,7 +81,8 @@ class BatchPODWithPagedKVCacheWrapper:
              rope_scale=None, rope_theta=None, non_blocking=True):
         """Plans both batches."""
         if data_type is not None:
-            q_data_type, kv_data_type = data_type, kv_data_type or data_type
+            q_data_type = data_type if q_data_type is None else q_data_type
+            kv_data_type = data_type if kv_data_type is None else kv_data_type
         options = dict(pos_encoding_mode=pos_encoding_mode, window_left=window_left, q_data_type=q_data_type, kv_data_type=kv_data_type, sm_scale=sm_scale,
                        rope_scale=rope_scale, rope_theta=rope_theta)
         heads = (num_qo_heads, num_kv_heads, head_dim, page_size)

@@ -75,6 +75,12 @@ def _fp4_scales(kv_cache_sf, layout):
     return arrays.retype(k, "fp8_e4m3"), arrays.retype(v, "fp8_e4m3")
 
 
+def _check_axes(**three):
+    for name, x in three.items():
+        if len(x.shape) != 3:
+            raise ValueError(f"{name} has {len(x.shape)} axes; expected 3: tokens, heads, dim")
+
+
 def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, causal=False,
                                  kv_layout="NHD", pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1,
                                  logits_soft_cap=None, rope_scale=None, rope_theta=None, backend="auto", return_lse=False, kv_cache_sf=None, k_scale=None,
@@ -94,6 +100,7 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
     if o_name.startswith("fp8"):
         raise ValueError("o_dtype must be given with 8-bit queries: float16 or bfloat16")
     q, scale_q = _upcast_query(q, scale_q, o_name)
+    _check_axes(q=q, k=k, v=v)
     num_q_heads, dim_qk = q.shape[1], q.shape[2]
     num_kv_heads, dim_v = v.shape[1], v.shape[2]
     qo_len, kv_len = q.shape[0], k.shape[0]
@@ -137,19 +144,20 @@ def _offsets(x, name):
 
 
 def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
-    """The bits of all requests, each from a byte border."""
+    """The bits of all requests, each from a byte border, and where each begins: int32 [batch + 1]."""
     counts = (rows[1:] - rows[:-1]).astype(np.int64) * lengths
+    starts = np.concatenate(([0], np.cumsum((counts + 7) // 8)))
     if packed_custom_mask is not None:
-        wanted = int(((counts + 7) // 8).sum())
+        wanted = int(starts[-1])
         if packed_custom_mask.shape[0] != wanted:
             raise ValueError(f"packed_custom_mask length {packed_custom_mask.shape[0]} differs from the {wanted} bytes of the requests (rows x keys of each, "
                              "each from a byte border)")
-        return packed_custom_mask
+        return packed_custom_mask, starts.astype(np.int32)
     indptr = np.concatenate(([0], np.cumsum(counts)))
     flat = custom_mask.reshape(-1)
     if flat.shape[0] != indptr[-1]:
         raise ValueError(f"custom_mask length {flat.shape[0]} differs from the {int(indptr[-1])} entries of the requests (rows x keys of each)")
-    return segment_packbits(flat, indptr, bitorder="little")[0]
+    return segment_packbits(flat, indptr, bitorder="little")
 
 
 def _item_ranges(prefix_len, token_pos, stride, lengths):
@@ -196,6 +204,9 @@ class _CachedModule:
 def _fa2_tile(rows, num_requests, group, dim_v):
     packed = rows * group / max(num_requests, 1)
     return 128 if packed > 64 and dim_v < 256 else 64 if packed > 16 else 16
+
+
+_QUERY_TYPES = ("f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2")
 
 
 class _Wrapper:
@@ -253,6 +264,8 @@ class _Wrapper:
 
     def _set_dtypes(self, q_data_type, kv_data_type, o_data_type):
         self._q_dtype = arrays.dtype_name(q_data_type)
+        if self._q_dtype not in _QUERY_TYPES:
+            raise ValueError(f"q_data_type is {q_data_type}; it is float32, float16, bfloat16, float8_e4m3fn or float8_e5m2")
         kv = arrays.dtype_name(kv_data_type) or self._q_dtype
         self._kv_dtype = "fp4_e2m1" if kv == "u8" else kv
         o = arrays.dtype_name(o_data_type) or self._q_dtype
@@ -417,7 +430,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             paged_kv_indices = self._paged_kv_indices_buf
         args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
         if masked:
-            args = {"bits": self._mask_bits(_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
+            args = {"bits": self._mask_bits(*_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
         elif items:
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
@@ -434,12 +447,16 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
 
     begin_forward = plan
 
-    def _mask_bits(self, bits):
-        """In graph mode the bits lie in the caller's buffer."""
+    def _mask_bits(self, bits, starts):
+        """In graph mode the bits, and the bytes at which requests begin, lie in the caller's buffers."""
         if not self._use_cuda_graph:
             return arrays.to_device(bits, self._float_workspace_buffer)
-        if self._custom_mask_buf is None:
-            raise ValueError("custom_mask_buf must be initialized with a tensor in cuda graph mode if we use custom mask in attention computation.")
+        for name, x in (("custom_mask_buf", self._custom_mask_buf), ("mask_indptr_buf", self._mask_indptr_buf)):
+            if x is None:
+                raise ValueError(f"{name} must be initialized with a tensor in cuda graph mode if we use custom mask in attention computation.")
+        if len(self._mask_indptr_buf) != len(starts):
+            raise ValueError(f"mask_indptr_buf has {len(self._mask_indptr_buf)} entries; expected batch_size + 1 = {len(starts)}")
+        self._mask_indptr_buf[:] = arrays.to_device(starts, self._mask_indptr_buf)
         n = bits.shape[0]
         if n > len(self._custom_mask_buf):
             raise ValueError(f"custom_mask_buf has {len(self._custom_mask_buf)} bytes; the mask needs {n}")
@@ -524,7 +541,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             self._kv_indptr_buf[:] = arrays.to_device(kv_indptr, self._kv_indptr_buf)
         args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
         if masked:
-            args = {"bits": self._mask_bits(_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
+            args = {"bits": self._mask_bits(*_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
         elif items:
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":

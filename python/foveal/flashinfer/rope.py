@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary embedding of queries and keys [rows, heads, dim]."""
 
+import math
+
 import numpy as np
 
 from .. import rope as _rope
@@ -120,15 +122,39 @@ def _turn_by_table(x, cos, sin, is_neox):
             target[...] = value
 
 
+def _rows_of_table(table, positions):
+    """table[positions], every position inside."""
+    torch = arrays.torch_of(table)
+    if torch is not None:
+        positions = arrays.to_device(positions, table)
+    whole = not (positions.is_floating_point() or positions.dtype == torch.bool) if torch is not None else positions.dtype.kind in "iu"
+    if not whole or len(positions.shape) != 1:
+        raise TypeError(f"positions is {tuple(positions.shape)} of {positions.dtype}; it must be [rows] of int32 or int64")
+    if torch is not None and not table.is_cpu:
+        inside = (positions >= 0) & (positions < table.shape[0])
+        return torch.where(inside[:, None], table[torch.where(inside, positions, 0)], float("nan"))
+    at = arrays.to_numpy(positions)
+    if at.size and (at.min() < 0 or at.max() >= table.shape[0]):
+        row = int(((at < 0) | (at >= table.shape[0])).argmax())
+        raise ValueError(f"positions[{row}] is {int(at[row])}; cos_sin_cache has {table.shape[0]} positions")
+    return table[positions]
+
+
 def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
     """Turns query [rows, heads * head_size] and key [rows, kv_heads * head_size] in place by the table's angles: cos_sin_cache [positions, rotary_dim] float32
-    holds the cosines, then the sines."""
+    holds the cosines, then the sines. A position outside of the table is refused; one that only the GPU sees turns its row to NaN."""
     if arrays.dtype_of(cos_sin_cache) != "f32":
         raise ValueError("cos_sin_cache should be float32")
-    table = cos_sin_cache[positions]
+    table = _rows_of_table(cos_sin_cache, positions)
     half = table.shape[-1] // 2
+    if 2 * half > head_size:
+        raise ValueError(f"cos_sin_cache turns {2 * half} elements of a head; head_size is {head_size}")
     cos, sin = table[:, :half], table[:, half:]
-    for x in (query, key):
+    for name, x in (("query", query), ("key", key)):
+        if x.shape[0] != table.shape[0]:
+            raise ValueError(f"positions has {table.shape[0]} entries for the {x.shape[0]} rows of {name}")
+        if math.prod(x.shape[1:]) % head_size:
+            raise ValueError(f"a row of {name} has {math.prod(x.shape[1:])} elements; that is no multiple of head_size = {head_size}")
         view = x.view(x.shape[0], -1, head_size) if arrays.torch_of(x) is not None else x.reshape(x.shape[0], -1, head_size)
         if arrays.torch_of(x) is None and not np.shares_memory(view, x):
             raise ValueError("query and key must be contiguous in their last axis")
