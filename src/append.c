@@ -313,26 +313,34 @@ static fv_status refuse_given(appender *a, const fv_tensor *t, const char *field
     return fv__fail(a->err, FV_E_INVALID, field, 1, 0, "%s is given, but %s", field, why);
 }
 
-/* One of K, tail and V: the new rows, the cache, and fp4's block scales. */
+/* One of K, tail and V: the new rows and the cache. */
 static fv_status pair_views(appender *a, const fv_tensor *fresh, const char *fresh_field,
                             fv__view *from, const fv_tensor *cache, const char *field, fv__view *to)
 {
     fv__dtype dtype;
     FV_TRY(new_rows(a, fresh, fresh_field, a->job.num_kv_heads, from));
     FV_TRY(fv__ops_dtype(cache, field, true, &dtype, a->err));
+    if (dtype == FV__DTYPE_int4 && a->ctx->cuda)
+        return fv__fail(a->err, FV_E_UNSUPPORTED, field, 4, 8,
+                        "%s is int4, which GPUs do not write; they write fp4_e2m1 and 8-bit types",
+                        field);
     return cache_view(a, cache, field, dtype, from->width, to);
 }
 
 static fv_status block_scales(appender *a, const fv_tensor *t, const char *field,
                               const fv__view *cache, fv__view *out)
 {
-    if (!cache->data || cache->dtype != FV__DTYPE_fp4_e2m1)
-        return refuse_given(a, t, field, "only fp4_e2m1 has block scales");
-    if (cache->width % 16)
-        return fv__fail(a->err, FV_E_INVALID, field, cache->width, 16,
-                        "%s: fp4_e2m1 rows are %d wide; a multiple of 16 is needed", field,
-                        cache->width);
-    return cache_view(a, t, field, FV__DTYPE_fp8_e4m3, cache->width / 16, out);
+    fv__dtype type;
+    int32_t width;
+    if (!cache->data || !fv__dtype_has_blocks(cache->dtype))
+        return refuse_given(a, t, field, "only fp4_e2m1 and int4 have block scales");
+    const int group = cache->dtype == FV__DTYPE_int4 ? 32 : 16;
+    if (cache->width % group)
+        return fv__fail(a->err, FV_E_INVALID, field, cache->width, group,
+                        "%s: %s rows are %d wide; a multiple of %d is needed", field,
+                        fv__dtypes[cache->dtype].name, cache->width, group);
+    FV_TRY(fv__block_scale_shape(t, field, cache->dtype, cache->width, &type, &width, a->err));
+    return cache_view(a, t, field, type, width, out);
 }
 
 static fv_status key_views(appender *a)
@@ -347,9 +355,9 @@ static fv_status key_views(appender *a)
     } else {
         FV_TRY(pair_views(a, &d->new_k_tail, "desc.new_k_tail", &job->new_k_tail, &d->k_tail,
                           "desc.k_tail", &job->k_tail));
-        if (job->k_tail.dtype != job->k.dtype || job->k.dtype == FV__DTYPE_fp4_e2m1)
+        if (job->k_tail.dtype != job->k.dtype || fv__dtype_has_blocks(job->k.dtype))
             return fv__fail(a->err, FV_E_INVALID, "desc.k_tail", 0, 0,
-                            "desc.k_tail is %s and desc.k %s; they must be one type, not fp4_e2m1",
+                            "desc.k_tail is %s and desc.k %s; they must be one type, of 8 bits or more",
                             d->k_tail.dtype, d->k.dtype);
     }
     return block_scales(a, &d->k_block_scale, "desc.k_block_scale", &job->k, &job->k_block_scale);

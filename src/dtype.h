@@ -39,6 +39,10 @@ fv__dtype fv__dtype_find(const char *name);             /* FV__DTYPE_NONE: unkno
 double fv__dtype_load(fv__dtype type, const void *base, int64_t index);
 void fv__dtype_store(fv__dtype type, void *base, int64_t index, double x);
 
+/* Types whose elements mean nothing without scales of their groups ("block scales"): fp4_e2m1 has an fp8_e4m3 for 16 elements, int4 a pair
+ * (scale, zero) in f16 for 32 or 64. */
+static inline bool fv__dtype_has_blocks(fv__dtype type) { return type == FV__DTYPE_fp4_e2m1 || type == FV__DTYPE_int4; }
+
 static inline int64_t fv__dtype_bytes(fv__dtype type, int64_t elements) { return (elements * fv__dtypes[type].bits + 7) / 8; }
 
 #endif

@@ -243,7 +243,7 @@ static fv_status take_text(call *c, int i, const char *name, char *out, size_t r
 static const char *dtype_name(const fv__dl_tensor *t)
 {
     static const struct { uint8_t code, bits; const char *name; } names[] = {
-        { 2, 32, "f32" }, { 2, 16, "f16" }, { 4, 16, "bf16" }, { 10, 8, "fp8_e4m3" }, { 12, 8, "fp8_e5m2" }, { 17, 4, "fp4_e2m1" },
+        { 2, 32, "f32" }, { 2, 16, "f16" }, { 4, 16, "bf16" }, { 10, 8, "fp8_e4m3" }, { 12, 8, "fp8_e5m2" }, { 17, 4, "fp4_e2m1" }, { 1, 4, "int4" },
         { 0, 8, "int8" },
         { 0, 32, "i32" }, { 0, 64, "i64" }, { 1, 8, "u8" }, { 6, 8, "u8" },
     };

@@ -107,23 +107,24 @@ static fv_status read_dims(const fv_problem *given, fv__problem *p, fv_error *er
     return FV_OK;
 }
 
-/* Elements narrower than a byte share bytes and scales: whole blocks of 16. */
+/* Elements narrower than a byte share bytes and scales: whole groups. */
+static fv_status check_groups(fv__dtype dtype, const char *field, const char *what, int32_t dim, fv_error *err)
+{
+    const int group = dtype == FV__DTYPE_int4 ? 32 : 16;
+    if (!fv__dtype_has_blocks(dtype) || dim % group == 0) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, dim, group,
+                    "%s is %d; %s %s have a scale per %d elements%s: a multiple of %d", field, dim,
+                    fv__dtypes[dtype].name, what, group, dtype == FV__DTYPE_int4 ? " or 64" : "", group);
+}
+
 static fv_status check_blocks(const fv__problem *p, fv_error *err)
 {
-    if (p->k == FV__DTYPE_fp4_e2m1 && p->qk_tail)
+    if (fv__dtype_has_blocks(p->k) && p->qk_tail)
         return fv__fail(err, FV_E_UNSUPPORTED, "problem.qk_tail", p->qk_tail, 0,
-                        "problem.qk_tail is %d; fp4_e2m1 keys have no tail", p->qk_tail);
-    if (p->k == FV__DTYPE_fp4_e2m1 && p->dim_qk % 16)
-        return fv__fail(
-            err, FV_E_INVALID, "problem.dim_qk", p->dim_qk, 16,
-            "problem.dim_qk is %d; fp4_e2m1 keys have a scale per 16 elements: a multiple of 16",
-            p->dim_qk);
-    if (p->v == FV__DTYPE_fp4_e2m1 && p->dim_v % 16)
-        return fv__fail(
-            err, FV_E_INVALID, "problem.dim_v", p->dim_v, 16,
-            "problem.dim_v is %d; fp4_e2m1 values have a scale per 16 elements: a multiple of 16",
-            p->dim_v);
-    return FV_OK;
+                        "problem.qk_tail is %d; %s keys have no tail", p->qk_tail,
+                        fv__dtypes[p->k].name);
+    FV_TRY(check_groups(p->k, "problem.dim_qk", "keys", p->dim_qk, err));
+    return check_groups(p->v, "problem.dim_v", "values", p->dim_v, err);
 }
 
 static fv_status read_numbers(const fv_problem *given, fv__problem *p, fv_error *err)

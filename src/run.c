@@ -180,11 +180,16 @@ static fv_status scale(runner *r, fv__scale_kind kind, const char *name, fv__sca
 
 static fv_status block_scale(runner *r, fv__dtype dtype, int32_t dim, const char *name, fv__view *out)
 {
-    if (dtype != FV__DTYPE_fp4_e2m1) return FV_OK;
+    fv__dtype type;
+    int32_t width;
+    if (!fv__dtype_has_blocks(dtype)) return FV_OK;
     const fv_arg *a = find_arg(r->t, name);
     if (!a || !a->tensor)
-        return fv__fail(r->err, FV_E_INVALID, name, 0, 0, "the run argument %s is missing; fp4_e2m1 needs a tensor of one scale per 16 elements", name);
-    return key_view(r, a->tensor, name, FV__DTYPE_fp8_e4m3, r->now->num_kv_heads, dim / 16, out);
+        return fv__fail(r->err, FV_E_INVALID, name, 0, 0, "the run argument %s is missing; %s", name, dtype == FV__DTYPE_int4 ?
+                        "int4 needs a tensor of f16 pairs (scale, zero) per 32 or 64 elements" :
+                        "fp4_e2m1 needs a tensor of one scale per 16 elements");
+    FV_TRY(fv__block_scale_shape(a->tensor, name, dtype, dim, &type, &width, r->err));
+    return key_view(r, a->tensor, name, type, r->now->num_kv_heads, width, out);
 }
 
 static fv_status scales(runner *r)
@@ -210,8 +215,8 @@ static fv_status bind(runner *r)
     int n = 0;
     if (r->now->k_scale != FV__SCALE_NONE) others[n++] = "k_scale";
     if (r->now->v_scale != FV__SCALE_NONE) others[n++] = "v_scale";
-    if (r->now->k == FV__DTYPE_fp4_e2m1) others[n++] = "k_block_scale";
-    if (r->now->v == FV__DTYPE_fp4_e2m1 && !r->now->v_in_k) others[n++] = "v_block_scale";
+    if (fv__dtype_has_blocks(r->now->k)) others[n++] = "k_block_scale";
+    if (fv__dtype_has_blocks(r->now->v) && !r->now->v_in_k) others[n++] = "v_block_scale";
     const fv__bind_shape shape = { plan->batch.num_requests, plan->batch.total_rows, plan->batch.total_keys, plan->limits.max_rows,
                                    plan->batch_memory.bits_offsets, -1, -1 };
     FV_TRY(fv__problem_bind(r->now, FV__BIND_RUN, "tensors.args", r->t->args, r->t->num_args, others, n, &shape, r->err));

@@ -31,7 +31,7 @@ typedef struct fv__run {
     const fv__problem *problem;
     const fv__plan_head *plan;
     fv__view q, q_tail, k, k_tail, v, o, lse;
-    fv__view k_block_scale, v_block_scale;              /* fp4: e4m3 [.., dim / 16] */
+    fv__view k_block_scale, v_block_scale;              /* fp4: e4m3 [.., dim / 16]; int4: f16 [.., 2 dim / group] */
     fv__scale k_scale, v_scale;
     fv__ids ids, v_ids;
     const fv_index *row_positions;      /* host values, or NULL */

@@ -71,6 +71,20 @@ fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype
     return FV_OK;
 }
 
+fv_status fv__block_scale_shape(const fv_tensor *t, const char *field, fv__dtype type, int32_t dim, fv__dtype *scale, int32_t *width, fv_error *err)
+{
+    *scale = type == FV__DTYPE_int4 ? FV__DTYPE_f16 : FV__DTYPE_fp8_e4m3;
+    *width = dim / 16;                                                          /* int4: a pair for 32 */
+    if (type != FV__DTYPE_int4 || !t->data || t->ndim < 1 || t->ndim > FV_MAX_DIMS) return FV_OK;       /* fv__tensor_view has words for that */
+    const int64_t given = t->shape[t->ndim - 1];
+    if (dim % 64 == 0 && given == dim / 32) *width = dim / 32;
+    if (given == *width) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, given, *width, dim % 64 ?
+                    "the last axis of %s has extent %lld; int4 rows of %d elements have pairs (scale, zero) for groups of 32: %d" :
+                    "the last axis of %s has extent %lld; int4 rows of %d elements have pairs (scale, zero) for groups of 32: %d, or of 64: %d",
+                    field, (long long)given, dim, dim / 16, dim / 32);
+}
+
 fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *err)
 {
     const int last = t->ndim - 1;

@@ -23,6 +23,10 @@ typedef struct fv__view {
 fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype, int ndim, const int64_t *shape, fv__view *out,
                           fv_error *err);
 
+/* The type and the width of the block scales of rows of `dim` elements; int4: `t` is as wide as its groups say. dim is a whole number of groups of 16
+ * (fp4_e2m1) or 32 (int4). */
+fv_status fv__block_scale_shape(const fv_tensor *t, const char *field, fv__dtype type, int32_t dim, fv__dtype *scale, int32_t *width, fv_error *err);
+
 /* What a call writes: its rows (of the last axis) may not overlap. Absent is fine. */
 fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *err);
 

@@ -23,7 +23,7 @@ enum { MAX_LIST = 1 << 26 };            /* items of a list: a typo in AxN should
                                            memory */
 
 const char *const case_dtype_names[] = { "f16", "bf16", "f32" };
-const char *const case_kv_names[] = { "same", "e4m3", "e5m2", "fp4g16" };
+const char *const case_kv_names[] = { "same", "e4m3", "e5m2", "fp4g16", "int4g32", "int4g64" };
 const char *const case_mem_names[] = { "paged", "ragged" };
 const char *const case_layout_names[] = { "nhd", "hnd" };
 const char *const case_place_names[] = { "identity", "reversed", "random", "scattered" };

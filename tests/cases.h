@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 enum { CASE_DTYPE_F16, CASE_DTYPE_BF16, CASE_DTYPE_F32, CASE_DTYPES };
-enum { CASE_KV_SAME, CASE_KV_E4M3, CASE_KV_E5M2, CASE_KV_FP4G16, CASE_KVS };
+enum { CASE_KV_SAME, CASE_KV_E4M3, CASE_KV_E5M2, CASE_KV_FP4G16, CASE_KV_INT4G32, CASE_KV_INT4G64, CASE_KVS };
 enum { CASE_MEM_PAGED, CASE_MEM_RAGGED, CASE_MEMS };
 enum { CASE_LAYOUT_NHD, CASE_LAYOUT_HND, CASE_LAYOUTS };
 enum {
@@ -240,6 +240,9 @@ double case_v_token_scale(int64_t token, int head);
 int case_fp4_code(uint32_t seed, uint32_t i);
 double case_fp4_scale(uint32_t seed, uint32_t group);
 extern const double case_fp4_magnitudes[8];
+int case_int4_group(const case_row *row);               /* 32 or 64; 0: other types */
+double case_int4_scale(uint32_t seed, uint32_t group);
+double case_int4_zero(uint32_t seed, uint32_t group);
 
 /* Merge rows: state s at item (token * hq + head). */
 bool case_state_empty(const case_row *row, int state, int64_t item);

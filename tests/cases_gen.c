@@ -47,6 +47,28 @@ static double fp4(uint32_t seed, uint32_t i)
     return code & 8 ? -x : x;
 }
 
+int case_int4_group(const case_row *row)
+{
+    return row->kv_dtype == CASE_KV_INT4G32 ? 32 : row->kv_dtype == CASE_KV_INT4G64 ? 64 : 0;
+}
+
+double case_int4_scale(uint32_t seed, uint32_t group)
+{
+    return (8 + case_hash(seed + 3, group) % 8) / 64.0;
+}
+
+double case_int4_zero(uint32_t seed, uint32_t group)
+{
+    return case_hash(seed + 5, group) % 31 / 2.0;
+}
+
+static double int4(uint32_t seed, uint32_t i, uint32_t size)
+{
+    const double zero = case_int4_zero(seed, i / size);
+
+    return (case_hash(seed, i) % 16 - zero) * case_int4_scale(seed, i / size);
+}
+
 /* ------------------------------------------------------------------------------------- elements */
 
 /* Indices wrap at 2^32 by definition. */
@@ -73,6 +95,8 @@ static double cache_element(const case_row *row, const case_data *data, uint32_t
         return data->value;
     if (row->x.int8)
         return row->kv_grid * case_g(seed, i, row->kv_grid);
+    if (case_int4_group(row))
+        return int4(seed, i, (uint32_t)case_int4_group(row));
     return row->kv_dtype == CASE_KV_FP4G16 ? fp4(seed, i) : case_g(seed, i, row->kv_grid);
 }
 

@@ -275,11 +275,13 @@ static void csv_line(const report *rep, int way, const result *r)
             r->kernel);
 }
 
-/* f32 on a GPU and the mixed view may be refused; nothing else. */
-static bool may_refuse(const case_way *way)
+/* f32 and int4 on a GPU and the mixed view may be refused; nothing else. */
+static bool may_refuse(const case_row *row, const case_way *way)
 {
+    const bool gpu = opt.device && strncmp(opt.device, "cpu", 3);
+
     return way->axis[CASE_AXIS_VIEW] == CASE_VIEW_MIXED
-        || (way->dtype == CASE_DTYPE_F32 && opt.device && strncmp(opt.device, "cpu", 3));
+        || (gpu && (way->dtype == CASE_DTYPE_F32 || case_int4_group(row)));
 }
 
 static void print_way(const report *rep, int way, const result *r)
@@ -294,11 +296,11 @@ static void print_way(const report *rep, int way, const result *r)
         printf("          worst %.3f of the tolerance, mO %.9g, %.1f us\n", r->worst, r->mo, r->us);
 }
 
-static void count_verdict(totals *t, const case_way *way, verdict v)
+static void count_verdict(totals *t, const case_row *row, const case_way *way, verdict v)
 {
     switch (v) {
     case PASS: t->pass++; break;
-    case REFUSED: *(may_refuse(way) ? &t->allowed : &t->refused) += 1; break;
+    case REFUSED: *(may_refuse(row, way) ? &t->allowed : &t->refused) += 1; break;
     case NOT_RUN: t->not_run++; break;
     default: t->fail++;
     }
@@ -321,7 +323,7 @@ static void hear(report *rep, const message *m)
     if (m->kind != ENDS)
         return;
     rep->next = m->way + 1;
-    count_verdict(&rep->t, &rep->ways->at[m->way], r->verdict);
+    count_verdict(&rep->t, rep->row, &rep->ways->at[m->way], r->verdict);
     rep->worst = r->worst > rep->worst ? r->worst : rep->worst;
     if (opt.timed && r->verdict == PASS && rep->t.pass == 1)
         print_timing(rep, r);

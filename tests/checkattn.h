@@ -27,6 +27,7 @@ enum {
     NUM_E5M2,
     NUM_FP4,
     NUM_INT8,
+    NUM_INT4,
     NUM_TYPES
 }; /* the first three as CASE_DTYPE_ */
 
@@ -96,12 +97,15 @@ typedef struct stored {
     int q_type, kv_type;
     int64_t k_row, v_row, q_row;        /* bytes of one (token, head) */
     uint8_t *k, *v;                     /* [total_kv][hk][..]; v NULL: mla */
-    uint8_t *k_block, *v_block;         /* fp4: e4m3 [total_kv][hk][width / 16] */
+    uint8_t *k_block, *v_block;         /* [total_kv][hk][stored_blocks] of block_type */
+    int block_type;                     /* -1: elements have no scales of their groups */
+    int group;                          /* elements of a group */
     uint8_t *q;                         /* [total_q][hq][..] */
 } stored;
 
 /* False: `why` says which value is not exact, or that memory is short. */
 bool stored_make(const case_row *row, int dtype, stored *out, char *why, size_t size);
+int stored_blocks(const stored *s, int width);          /* elements of block_type that a row of so many elements has */
 void stored_free(stored *s);
 
 /* ------------------------------------------------------------------- set-up (checkattn_setup.c) */

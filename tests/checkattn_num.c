@@ -8,7 +8,7 @@
 
 const num_info num_types[] = {
     { "f16", 16 },     { "bf16", 16 },    { "f32", 32 }, { "fp8_e4m3", 8 },
-    { "fp8_e5m2", 8 }, { "fp4_e2m1", 4 }, { "int8", 8 },
+    { "fp8_e5m2", 8 }, { "fp4_e2m1", 4 }, { "int8", 8 },     { "int4", 4 },
 };
 
 /* Sign, exponent, mantissa. has_inf: the top exponent is Inf and NaN; else it is ordinary, and
@@ -28,6 +28,7 @@ static const layout layouts[] = {
     { 2, 5, 15, true, 0x7E, 0x7B },
     { 1, 2, 1, false, 0, 7 },
     { 0, 0, 0, false, 0, 127 },         /* int8 is not a float: only `largest` counts */
+    { 0, 0, 0, false, 0, 15 },          /* nor is int4 */
 };
 
 double num_decode(int type, uint32_t code)
@@ -40,6 +41,8 @@ double num_decode(int type, uint32_t code)
 
     if (type == NUM_INT8)
         return (int8_t)code;
+    if (type == NUM_INT4)
+        return code;
     if (t->has_inf && e == (1 << t->exponent) - 1)
         x = m ? NAN : INFINITY;
     else if (!t->has_inf && t->nan && magnitude == t->nan)
@@ -65,6 +68,8 @@ uint32_t num_encode(int type, double x)
 
     if (type == NUM_INT8)
         return (uint8_t)(int8_t)(x > 127 ? 127 : x < -128 ? -128 : isnan(x) ? 0 : nearbyint(x));
+    if (type == NUM_INT4)
+        return (uint32_t)(x > 15 ? 15 : x > 0 ? nearbyint(x) : 0);
     x = fabs(x);
     if (isnan(x))
         return sign | t->nan;

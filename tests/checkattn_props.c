@@ -418,7 +418,7 @@ static void draw_rules(writer *w)
 static void draw_types(writer *w)
 {
     static const char *const types[] = { "f16", "bf16", "f32" };
-    const int kind = (int)draw(w, 10);
+    const int kind = (int)draw(w, 12);
 
     if (chance(w, 85))
         put(w, "dtype=%s\n", types[draw(w, 3)]);
@@ -428,11 +428,13 @@ static void draw_types(writer *w)
         put(w, "kv_dtype=e5m2\nkv_grid=4\n");
     else if (kind == 2 && w->dk % 16 == 0 && w->dv % 16 == 0 && !w->tail)
         put(w, "kv_dtype=fp4g16\nq_amp=2\n");
+    else if (kind == 4 && w->dk % 32 == 0 && w->dv % 32 == 0 && !w->tail)
+        put(w, "kv_dtype=int4g%d\nq_amp=2\n", w->dk % 64 || w->dv % 64 || chance(w, 50) ? 32 : 64);
     else if (kind == 3)
         put(w, "x_int8=1\nkv_grid=64\nk_scale=0.015625\nv_scale=0.015625\n");
-    if (kind < 3 && chance(w, 30))
+    if ((kind < 3 || kind == 4) && chance(w, 30))
         put(w, "k_scale=0.25\nv_scale=2\n");
-    if (kind < 4 && chance(w, 40))
+    if (kind < 5 && chance(w, 40))
         put(w, "%s\n", chance(w, 50) ? "scales=token_head" : "x_head_scales=1");
 }
 

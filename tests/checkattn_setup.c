@@ -370,9 +370,11 @@ static bool make_cache_areas(setup *s)
         return false;
     if (row->token_head_scales && !row->mla && !make_scale_area(s, &s->v_scale, NUM_F32, 1))
         return false;
-    if (type == NUM_FP4 && !make_scale_area(s, &s->k_block, NUM_E4M3, row->dk / 16))
+    if (s->st->block_type < 0)
+        return true;
+    if (!make_scale_area(s, &s->k_block, s->st->block_type, stored_blocks(s->st, row->dk)))
         return false;
-    return type != NUM_FP4 || row->mla || make_scale_area(s, &s->v_block, NUM_E4M3, row->dv / 16);
+    return row->mla || make_scale_area(s, &s->v_block, s->st->block_type, stored_blocks(s->st, row->dv));
 }
 
 /* ------------------------------------------------------------------------------------- the data */
@@ -398,8 +400,9 @@ static void put_scales(setup *s, int64_t token, const place *p, int h)
     const stored *st = s->st;
     const case_row *row = s->row;
     const int64_t from = token * row->hk + h;
-    const geometry one = scale_geometry(s, 1), kb = scale_geometry(s, row->dk / 16),
-                   vb = scale_geometry(s, row->dv / 16);
+    const int k_blocks = stored_blocks(st, row->dk), v_blocks = stored_blocks(st, row->dv);
+    const geometry one = scale_geometry(s, 1), kb = scale_geometry(s, k_blocks),
+                   vb = scale_geometry(s, v_blocks);
 
     if (row->token_head_scales) {
         num_store(NUM_F32, s->k_scale.base, element_at(&one, p->k_page, p->slot, h),
@@ -408,12 +411,11 @@ static void put_scales(setup *s, int64_t token, const place *p, int h)
             num_store(NUM_F32, s->v_scale.base, element_at(&one, p->v_page, p->slot, h),
                       case_v_factor(row, token, h));
     }
-    if (st->kv_type == NUM_FP4) {
-        put_row(&s->k_block, NUM_E4M3, element_at(&kb, p->k_page, p->slot, h),
-                st->k_block + from * (row->dk / 16), row->dk / 16);
+    if (st->block_type >= 0) {
+        const int64_t k_bytes = num_bytes(st->block_type, k_blocks), v_bytes = num_bytes(st->block_type, v_blocks);
+        put_row(&s->k_block, st->block_type, element_at(&kb, p->k_page, p->slot, h), st->k_block + from * k_bytes, k_bytes);
         if (!row->mla)
-            put_row(&s->v_block, NUM_E4M3, element_at(&vb, p->v_page, p->slot, h),
-                    st->v_block + from * (row->dv / 16), row->dv / 16);
+            put_row(&s->v_block, st->block_type, element_at(&vb, p->v_page, p->slot, h), st->v_block + from * v_bytes, v_bytes);
     }
 }
 
@@ -846,12 +848,13 @@ static bool make_scale(setup *s, const char *name, double number, const area *a,
 static void make_block_scales(setup *s)
 {
     const case_row *row = s->row;
-    const geometry kb = scale_geometry(s, row->dk / 16), vb = scale_geometry(s, row->dv / 16);
-    const fv_tensor kt = cache_tensor(s, &s->k_block, &kb, NUM_E4M3, row->dk / 16);
+    const int type = s->st->block_type, k_blocks = stored_blocks(s->st, row->dk), v_blocks = stored_blocks(s->st, row->dv);
+    const geometry kb = scale_geometry(s, k_blocks), vb = scale_geometry(s, v_blocks);
+    const fv_tensor kt = cache_tensor(s, &s->k_block, &kb, type, k_blocks);
 
     add_run_arg(s, "k_block_scale", 0, &kt);
     if (!row->mla) {
-        const fv_tensor vt = cache_tensor(s, &s->v_block, &vb, NUM_E4M3, row->dv / 16);
+        const fv_tensor vt = cache_tensor(s, &s->v_block, &vb, type, v_blocks);
         add_run_arg(s, "v_block_scale", 0, &vt);
     }
 }
@@ -864,7 +867,7 @@ static bool make_scales(setup *s)
         return false;
     if (!row->mla && !make_scale(s, "v_scale", row->v_scale, &s->v_scale, &s->problem.v_scale))
         return false;
-    if (s->st->kv_type == NUM_FP4)
+    if (s->st->block_type >= 0)
         make_block_scales(s);
     return true;
 }

@@ -241,6 +241,21 @@ static void int8_is_a_byte(void **state)
     assert_int_equal(t->encode(-0.0), 0);
 }
 
+static void int4_is_half_a_byte(void **state)
+{
+    (void)state;
+    const fv__dtype_info *t = info_of("int4");
+    for (uint32_t code = 0; code < 16; code++) same_bits(t->decode(code), code);
+    for (int quarters = -40; quarters <= 4 * 20; quarters++) {
+        const double x = quarters / 4.0;
+        assert_int_equal(t->encode(x), (int)fmin(fmax(nearbyint(x), 0), 15));
+        assert_int_equal(t->encode(nextafter(x, 0)), (int)fmin(fmax(nearbyint(nextafter(x, 0)), 0), 15));
+    }
+    assert_int_equal(t->encode(INFINITY), 15);
+    assert_int_equal(t->encode(-INFINITY), 0);
+    assert_int_equal(t->encode(NAN), 0);
+}
+
 /* Packed memory: each element where it belongs, its neighbours untouched. */
 static void packed_memory(void **state)
 {
@@ -253,13 +268,14 @@ static void packed_memory(void **state)
         memset(memory, 0xA5, sizeof memory);
         for (int i = n - 1; i >= 0; i--) fv__dtype_store((fv__dtype)type, memory, i, values[i]);
         for (int i = 0; i < n; i++) {
-            const double want =
-                type == (int)fv__dtype_find("int8") ? nearbyint(values[i]) : values[i];
+            const double want = type == (int)fv__dtype_find("int8")   ? nearbyint(values[i])
+                                : type == (int)fv__dtype_find("int4") ? fmax(nearbyint(values[i]), 0)
+                                                                      : values[i];
             assert_true(fv__dtype_load((fv__dtype)type, memory, i) == want);
         }
         for (int byte = (n * bits + 7) / 8; byte < 64; byte++) assert_int_equal(memory[byte], 0xA5);
         if (bits == 4) {
-            assert_int_equal(memory[0], 0x90); /* 0 in the low half, -0.5 in the high one */
+            assert_int_equal(memory[1], type == (int)fv__dtype_find("int4") ? 0x21 : 0x32); /* 1 in the low half, 1.5 in the high one */
             assert_int_equal(memory[5] >> 4, 0xA); /* the half behind the last element */
         }
     }
@@ -286,6 +302,7 @@ int main(void)
         cmocka_unit_test(f32_is_float),
         cmocka_unit_test(bf16_is_half_a_float),
         cmocka_unit_test(int8_is_a_byte),
+        cmocka_unit_test(int4_is_half_a_byte),
         cmocka_unit_test(packed_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

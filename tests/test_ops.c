@@ -509,6 +509,55 @@ static void blocks_of_four_bits(void **state)
         }
 }
 
+/* Group g of one row: what was stored, times `by`, against what was given. */
+static void check_group(const block *x, const block *k, const block *p, int size, int g, double by)
+{
+    const double scale = get(p, 2 * g) * by, zero = get(p, 2 * g + 1);
+    double low = INFINITY, high = -INFINITY;
+    for (int i = size * g; i < size * (g + 1); i++)
+        if (isfinite(get(x, i))) low = fmin(low, get(x, i)), high = fmax(high, get(x, i));
+    const double most = fmax(fabs(low), fabs(high)), step = fmax((high - low) / 15, most / 1024);
+    for (int i = size * g; i < size * (g + 1); i++) {
+        const double got = (get(k, i) - zero) * scale, given = get(x, i);
+        const double want = isnan(given) ? 0 : given;
+        if (isinf(given)) assert_true(get(k, i) == (given > 0 ? 15 : 0));
+        if (isinf(given) || (isnan(given) && (low > 0 || high < 0))) continue; /* the code nearest to 0 is none of the row's */
+        const double bound = step * (0.5 + 0x1p-9) + most * 0x1.02p-11 + by * 0x1p-22;
+        if (!(fabs(got - want) <= bound))
+            fail_msg("element %d: %.9g became %.9g (scale %.9g, zero %g), off by more than %.9g", i, given, got, scale, zero, bound);
+    }
+}
+
+/* int4: elements that a scale and a zero can say exactly come back as near as those are rounded;
+ * others within half a step and what the rounding of the zero adds. The bytes are every level's. */
+static void groups_of_four_bits(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 80; round++) {
+        const int size = round % 2 ? 64 : 32, groups = 1 + below(9), width = size * groups;
+        block first_k = { 0 }, first_p = { 0 };
+        block x = make_rows("f32", 1, 1, width, 0);
+        for (int g = 0; g < groups; g++) {
+            const double spread = ldexp(1, below(24) - 12), middle = below(3) ? 0 : spread * (below(2000) - 1000);
+            for (int i = 0; i < size; i++) set(&x, size * g + i, below(9) == 0 && round % 3 == 0 ? middle : middle + spread * noise());
+        }
+        if (round % 5 == 0) for (int i = 0; i < size; i++) set(&x, i, 0);
+        if (round % 5 == 1) for (int i = 0; i < size; i++) set(&x, i, -7.3);
+        if (round % 5 == 2) set(&x, 3, NAN), set(&x, 5, INFINITY), set(&x, 6, -INFINITY);
+        for (int l = 0; l < num_levels; l++) {
+            block k = one_token("int4", width), p = one_token("f16", 2 * groups);
+            fv_append_desc desc = one_row(&x, &k);
+            desc.k_block_scale = p.t;
+            if (round % 4 == 3) desc.k_scale_kind = "tensor", desc.k_scale.number = 0.5;
+            OK(fv_append(levels[l], &desc, NULL, &err));
+            for (int g = 0; g < groups; g++) check_group(&x, &k, &p, size, g, round % 4 == 3 ? 0.5 : 1);
+            if (!l) first_k = k, first_p = p;
+            else same_block(&k, &first_k), same_block(&p, &first_p), free(k.memory), free(p.memory);
+        }
+        free(x.memory), free(first_k.memory), free(first_p.memory);
+    }
+}
+
 /* A scale for each token and head, written by the append: the largest element fills the type. */
 static void written_scales(void **state)
 {
@@ -1226,7 +1275,8 @@ static void append_refused(void **state)
         "desc.k_scale", "2 axes");
     BAD((d.new_v.data = NULL, d.v.data = NULL, d.v_scale_kind = "tensor", d.v_scale.number = 1),
         "desc.v_scale", "nothing");
-    BAD(d.k_block_scale = b.t, "desc.k_block_scale", "only fp4_e2m1");
+    BAD(d.k_block_scale = b.t, "desc.k_block_scale", "only fp4_e2m1 and int4");
+    BAD((d.k.dtype = "int4", d.k_block_scale = b.t), "desc.k_block_scale", "multiple of 32");
     BAD((d.k.dtype = "fp4_e2m1"), "desc.k_block_scale", "missing");
     BAD((d.k.dtype = "fp4_e2m1", d.k_block_scale = b.t, d.k_block_scale.shape[3] = 2),
         "desc.k_block_scale", "expected 1");
@@ -1542,6 +1592,7 @@ int main(void)
         cmocka_unit_test(s078_bytes_of_e4m3),
         cmocka_unit_test(quantised_bytes),
         cmocka_unit_test(blocks_of_four_bits),
+        cmocka_unit_test(groups_of_four_bits),
         cmocka_unit_test(written_scales),
         cmocka_unit_test(rows_land_where_they_belong),
         cmocka_unit_test(slots_of_the_caller),

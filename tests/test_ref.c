@@ -113,6 +113,12 @@ static void check_generator(void)
     check("generator", "fp4 K[16]", case_k(&row, 1, 0, 0) == -0.375, case_k(&row, 1, 0, 0), -0.375);
     check("generator", "fp4 V[5]", case_v(&row, 0, 0, 5) == -0.40625, case_v(&row, 0, 0, 5),
           -0.40625);
+    row.dk = row.dv = 64;
+    row.kv_dtype = CASE_KV_INT4G32;
+    check("generator", "int4 K[0]", case_k(&row, 0, 0, 0) == -1.203125, case_k(&row, 0, 0, 0), -1.203125);
+    check("generator", "int4 K[33]", case_k(&row, 0, 0, 33) == 1.5, case_k(&row, 0, 0, 33), 1.5);
+    row.kv_dtype = CASE_KV_INT4G64;
+    check("generator", "int4 V[5]", case_v(&row, 0, 0, 5) == 0.8125, case_v(&row, 0, 0, 5), 0.8125);
 }
 
 /* ----------------------------------------------------------------------------------- the parser */

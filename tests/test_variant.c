@@ -441,6 +441,9 @@ static void problems_refused(void **state)
     BAD_PROBLEM((g.k = "fp4_e2m1", g.dim_qk = 40), FV_E_INVALID, "dim_qk", "16");
     BAD_PROBLEM((g.v = "fp4_e2m1", g.dim_v = 8), FV_E_INVALID, "dim_v", "16");
     BAD_PROBLEM((g.k = "fp4_e2m1", g.qk_tail = 16), FV_E_UNSUPPORTED, "qk_tail", "tail");
+    BAD_PROBLEM((g.k = "int4", g.dim_qk = 48), FV_E_INVALID, "dim_qk", "32");
+    BAD_PROBLEM((g.v = "int4", g.dim_v = 16), FV_E_INVALID, "dim_v", "32");
+    BAD_PROBLEM((g.k = "int4", g.qk_tail = 32), FV_E_UNSUPPORTED, "qk_tail", "int4");
     BAD_PROBLEM(g.num_variants = 9, FV_E_INVALID, "num_variants", "0 to 8");
     BAD_PROBLEM(g.num_variants = -1, FV_E_INVALID, "num_variants", "-1");
     BAD_PROBLEM(g.num_variants = 1, FV_E_INVALID, "problem.variants", "NULL");

@@ -195,7 +195,7 @@ FV_API fv_status fv_info(fv_ctx *ctx, const char *format, char *buffer, size_t s
 
 /* A view of memory: element [i0, i1, ...] is at data + sum(i * stride) elements. An axis of extent 1 has no stride that matters. The last
  * axis must be contiguous (stride 1). Element types narrower than a byte count strides in elements, two per byte, low half first.
- * dtype: "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"; for arguments also "i32", "i64", "u8", "b1" (bits, low first).
+ * dtype: "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1", "int4"; for arguments also "i32", "i64", "u8", "b1" (bits, low first).
  * dtype NULL: the one that the problem names. data NULL: absent. ndim counts literally. */
 typedef struct fv_tensor {
     void *data;
@@ -277,8 +277,11 @@ typedef struct fv_problem {
                                        need it, views that break it still run. 0: 16 */
     const char *k_scale;            /* granularity of the run argument "k_scale" (stored K times it is K): NULL or "none", "tensor" (a number or
                                        [1] f32), "head" ([num_kv_heads] f32), "token_head" (f32, the axes of K without the last) */
-    const char *v_scale;            /* the same for V. fp4_e2m1 also takes "k_block_scale", "v_block_scale": fp8_e4m3, one per 16 elements, the
-                                       axes of K (V) with the last one dim / 16 */
+    const char *v_scale;            /* the same for V. Types of 4 bits also take "k_block_scale", "v_block_scale", with K's (V's) axes but the last:
+                                         fp4_e2m1   fp8_e4m3, one per 16 elements: the last axis is dim / 16
+                                         int4       f16, pairs (scale, zero) per 32 or 64 elements: the last axis is dim / 16 or dim / 32.
+                                                    Codes are 0 to 15, an element is (code - zero) * scale. CPU only
+                                       Strides are theirs: they may lie apart, or behind the row that they belong to */
     int32_t qk_tail;                /* the last so many elements of dim_qk lie in .q_tail / .k_tail instead of .q / .k; 0: none */
     bool v_in_k;                    /* V is the first dim_v elements of K (latent attention); .v must be absent */
     bool lse_base2;                 /* lse in base 2 instead of natural */
@@ -473,7 +476,7 @@ typedef struct fv_append_desc {
     fv_tensor new_k_tail;           /* absent, or [rows, num_kv_heads, tail] */
     fv_tensor k, v, k_tail;         /* the cache, shapes as in fv_tensors */
     fv_arg k_scale, v_scale;        /* number or tensor; name ignored */
-    fv_tensor k_block_scale, v_block_scale;     /* written for fp4_e2m1 */
+    fv_tensor k_block_scale, v_block_scale;     /* written for fp4_e2m1 and int4, shapes as for fv_run */
     const fv_rope_desc *rope;       /* NULL: no rotation. Turns new_k (the tail where there is one) */
     fv_tensor q, q_out;             /* optional: also turn these rows [rows, heads, dim]; q_out may be q */
     int64_t num_requests;

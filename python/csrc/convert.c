@@ -97,7 +97,7 @@ typedef struct type_name { uint8_t code, bits; const char *name; } type_name;
 
 static const type_name dl_types[] = {
     { DL_FLOAT, 32, "f32" }, { DL_FLOAT, 16, "f16" }, { DL_BFLOAT, 16, "bf16" }, { DL_FP8_E4M3FN, 8, "fp8_e4m3" },
-    { DL_FP8_E5M2, 8, "fp8_e5m2" }, { DL_INT, 8, "int8" }, { DL_FP4_E2M1FN, 4, "fp4_e2m1" }, { DL_INT, 32, "i32" },
+    { DL_FP8_E5M2, 8, "fp8_e5m2" }, { DL_INT, 8, "int8" }, { DL_FP4_E2M1FN, 4, "fp4_e2m1" }, { DL_UINT, 4, "int4" }, { DL_INT, 32, "i32" },
     { DL_INT, 64, "i64" }, { DL_UINT, 8, "u8" }, { DL_BOOL, 8, "u8" }, { DL_INT, 16, "u16" }, { DL_UINT, 16, "u16" },
 };
 
@@ -110,7 +110,7 @@ static const char *dl_name(DLDataType t)
 }
 
 static const struct { const char *name; int bits; } known[] = {
-    { "f32", 32 }, { "f16", 16 }, { "bf16", 16 }, { "fp8_e4m3", 8 }, { "fp8_e5m2", 8 }, { "int8", 8 }, { "fp4_e2m1", 4 },
+    { "f32", 32 }, { "f16", 16 }, { "bf16", 16 }, { "fp8_e4m3", 8 }, { "fp8_e5m2", 8 }, { "int8", 8 }, { "fp4_e2m1", 4 }, { "int4", 4 },
     { "i32", 32 }, { "i64", 64 }, { "u8", 8 }, { "b1", 1 }, { "u16", 16 },
 };
 

@@ -155,7 +155,7 @@ static PyType_Slot problem_slots[] = {
     { Py_tp_doc, "Problem(q, k=None, v=None, o=None, *, num_q_heads, num_kv_heads=0, dim_qk, dim_v=0, scale=0.0, variants=(), alignment=0,\n"
                  "        k_scale=None, v_scale=None, qk_tail=0, v_in_k=False, lse_base2=False)\n--\n\n"
                  "One kind of layer: element types, heads, dims, variants. Fixed for the life of a plan; shapes and lengths are not here.\n\n"
-                 "q, o: \"f32\", \"f16\", \"bf16\". k, v: also \"fp8_e4m3\", \"fp8_e5m2\", \"int8\", \"fp4_e2m1\". None: as q (v: as k).\n"
+                 "q, o: \"f32\", \"f16\", \"bf16\". k, v: also \"fp8_e4m3\", \"fp8_e5m2\", \"int8\", \"fp4_e2m1\", \"int4\". None: as q (v: as k).\n"
                  "num_kv_heads 0: num_q_heads. dim_v 0: dim_qk. scale 0: 1/sqrt(dim_qk).\n"
                  "variants: applied in this order; each a name, a Variant, or a pair (name or Variant, {argument: number or array}).\n"
                  "k_scale, v_scale: granularity of the run arguments of that name: \"none\", \"tensor\", \"head\", \"token_head\".\n"

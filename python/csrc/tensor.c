@@ -93,8 +93,8 @@ static PyType_Slot tensor_slots[] = {
     { Py_tp_repr, tensor_repr },
     { Py_tp_getset, tensor_fields },
     { Py_tp_doc, "Tensor(array, dtype)\n--\n\nThe memory of `array` read as another element type, for libraries without a name for it: NumPy's uint16 as \"bf16\", uint8 as "
-                 "\"fp8_e4m3\", \"fp8_e5m2\", \"fp4_e2m1\" (two elements a byte, low half first) or \"b1\" (bits, low first).\n\n"
-                 "With fp4_e2m1 and b1 the last axis counts elements, not bytes, and must be contiguous. Nothing is copied." },
+                 "\"fp8_e4m3\", \"fp8_e5m2\", \"fp4_e2m1\", \"int4\" (two elements a byte, low half first) or \"b1\" (bits, low first).\n\n"
+                 "With fp4_e2m1, int4 and b1 the last axis counts elements, not bytes, and must be contiguous. Nothing is copied." },
     { 0, NULL },
 };
 

@@ -98,6 +98,36 @@ def test_index_forms(context, numpy_lib, rng, form):
     close(o, decode_reference(q, pages)[0])
 
 
+@pytest.mark.parametrize("group", [32, 64])
+@pytest.mark.parametrize("behind", [False, True], ids=["apart", "behind the rows"])
+def test_int4(context, rng, group, behind):
+    """append quantises, decode dequantises: codes of 4 bits, an f16 scale and zero per group, in arrays of their own or behind each row."""
+    lengths, page, pool = [40, 7], 16, 6
+    row = DIM // 2 + DIM // group * 4
+    memory = np.zeros((2, pool, page, KV_HEADS, row), np.uint8)
+    pairs = memory[..., DIM // 2:].view(np.float16) if behind else np.zeros((2, pool, page, KV_HEADS, DIM // group * 2), np.float16)
+    codes = [foveal.Tensor(m[..., :DIM // 2], "int4") for m in memory]
+    assert codes[0].shape == (pool, page, KV_HEADS, DIM)
+    q, k, v = (rng.standard_normal((n, h, DIM)).astype("f4") for n, h in ((2, HEADS), (47, KV_HEADS), (47, KV_HEADS)))
+    table = dict(lengths=lengths, page_size=page, num_pages=pool, page_indptr=[0, 3, 4], page_ids=[4, 0, 3, 5])
+    foveal.append(context, k, v, *codes, batch=foveal.Batch(rows=[0, 40, 47], **table), k_block_scale=pairs[0], v_block_scale=pairs[1])
+    stored = memory[..., :DIM // 2]
+    plain = np.stack((stored & 15, stored >> 4), -1).reshape(*stored.shape[:-1], DIM).astype("f4")
+    zero, scale = (np.repeat(pairs[..., i::2].astype("f4"), group, -1) for i in (1, 0))
+    k4, v4 = ((plain - zero) * scale)[:, [4, 0, 3, 5]].reshape(2, 64, KV_HEADS, DIM)
+    for given, got in ((k, k4), (v, v4)):
+        step = np.ptp(given.reshape(47, KV_HEADS, -1, group), -1).max() / 15
+        assert abs(given - np.concatenate((got[:40], got[48:55]))).max() < 0.6 * step
+    plan = foveal.Plan(context, problem(k="int4", v="int4"), max_requests=2, max_rows=2, max_kv_tokens=64, max_pages=8)
+    plan.update(foveal.Batch(**table))
+    o = np.empty_like(q)
+    plan.run(q, *codes, o, args={"k_block_scale": pairs[0], "v_block_scale": pairs[1]})
+    close(o, np.concatenate([attend(q[r:r + 1], k4[a:b], v4[a:b])[0] for r, (a, b) in enumerate(((0, 40), (48, 55)))]))
+    with pytest.raises(foveal.Error) as e:
+        plan.run(q, *codes, o, args={"k_block_scale": pairs[0][..., :1], "v_block_scale": pairs[1]})
+    assert e.value.field == "k_block_scale" and "groups of 32" in str(e.value)
+
+
 @pytest.mark.parametrize("variants,options", [
     (["causal"], {"causal": True}), ([("window", {"left": 3}), "causal"], {"causal": True, "window_left": 3}), ([("softcap", {"cap": 2.5})], {"cap": 2.5}),
     ([("rope", {"rotary_dim": DIM, "base": 5e4, "factor": 2})], {"rope": (5e4, 2.0)}), ("causal", {"causal": True})], ids=str)

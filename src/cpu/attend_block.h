@@ -284,10 +284,33 @@ static void shift_block(const work *w, block *b, int heads)
 
 /* ----------------------------------------------------------------------------------------------------------- elements */
 
+static float f16(const void *base, int64_t i) { return v_lane(load_part(FV__DTYPE_f16, base, i, 1), 0); }
 static float e4m3(const void *base, int64_t i)
 {
     return v_lane(load_part(FV__DTYPE_fp8_e4m3, base, i, 1), 0);
 }
+
+/* (even, odd) to (low, high). */
+#if V_LANES == 1
+VFN void join_parts(v_f32 *y) { (void)y; }
+#else
+#if V_LANES == 16
+#define JOIN_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define JOIN_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif V_LANES == 8
+#define JOIN_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define JOIN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define JOIN_LOW 0, 4, 1, 5
+#define JOIN_HIGH 2, 6, 3, 7
+#endif
+VFN void join_parts(v_f32 *y)
+{
+    const v_f32 low = V_PICK(y[0], y[1], JOIN_LOW), high = V_PICK(y[0], y[1], JOIN_HIGH);
+    y[0] = low;
+    y[1] = high;
+}
+#endif
 
 /* fp4: each 16 elements have a scale of their own. */
 static void scale_groups(const fv__view *scales, int64_t at, int n, float *x)
@@ -295,6 +318,23 @@ static void scale_groups(const fv__view *scales, int64_t at, int n, float *x)
     for (int g = 0; g * 16 < n; g++) {
         const float factor = e4m3(scales->data, at + g);
         for (int d = g * 16; d < n && d < g * 16 + 16; d++) x[d] *= factor;
+    }
+}
+
+/* int4: each group of a row of `dim` has its scale and its zero. The first n elements; n and groups are whole pairs of vectors. */
+static void unpack_groups(const fv__view *pairs, int64_t pair_at, const char *base, int dim, int n, float *out)
+{
+    const int group = 2 * dim / pairs->width;
+    const char *pair = pairs->data + 2 * pair_at;
+    for (int d = 0; d < n; d += group, pair += 4) {
+        const v_f32 scale = v_set(f16(pair, 0)), zero = v_set(f16(pair, 1));
+        for (int i = d; i < d + group && i < n; i += 2 * V_LANES) {
+            v_f32 y[2];
+            v_split_int4(base + i / 2, &y[0], &y[1]);
+            join_parts(y);
+            v_store(out + i, (y[0] - zero) * scale);
+            v_store(out + i + V_LANES, (y[1] - zero) * scale);
+        }
     }
 }
 
@@ -325,12 +365,13 @@ static void fetch_key(work *w, block *b, int i, float *out)
     const fv__run *r = w->run;
     const int tail = w->p->qk_tail, head = w->dk - tail;
     memset(out + w->dk_pad - V_LANES, 0, V_LANES * sizeof *out);
-    unpack(w->p->k, r->k.data, b->k_at[i], head, out);
+    if (w->p->k == FV__DTYPE_int4) unpack_groups(&r->k_block_scale, b->k_group_at[i], r->k.data + b->k_at[i] / 2, w->dk, w->dk, out);
+    else unpack(w->p->k, r->k.data, b->k_at[i], head, out);
     if (tail) {
         unpack(w->p->k, r->k_tail.data, b->k_tail_at[i], tail, w->line);
         memcpy(out + head, w->line, (size_t)tail * sizeof *out);
     }
-    if (r->k_block_scale.data) scale_groups(&r->k_block_scale, b->k_group_at[i], w->dk, out);
+    if (w->p->k == FV__DTYPE_fp4_e2m1) scale_groups(&r->k_block_scale, b->k_group_at[i], w->dk, out);
     if (!w->has_key) return;
     scale_line(out, w->dk_pad, constant_scale(w, &r->k_scale) * token_scale(&r->k_scale, b->k_scale_at, i));
     const fv__at at = place_key(w, b, i);
@@ -342,7 +383,9 @@ static void fetch_value(work *w, block *b, int i, float *out)
 {
     const fv__run *r = w->run;
     memset(out + w->dv_pad - V_LANES, 0, V_LANES * sizeof *out);
-    if (w->p->v_in_k) {                 /* may reach into the tail of K: unpacked as one row */
+    if (w->p->v == FV__DTYPE_int4)
+        unpack_groups(&r->v_block_scale, b->v_group_at[i], r->v.data + b->v_at[i] / 2, w->p->v_in_k ? w->dk : w->dv, w->dv, out);
+    else if (w->p->v_in_k) {            /* may reach into the tail of K: unpacked as one row */
         const int head = w->dk - w->p->qk_tail, tail = w->dv - head;
         unpack(w->p->k, r->k.data, b->k_at[i], tail > 0 ? head : w->dv, out);
         if (tail > 0) {
@@ -351,7 +394,7 @@ static void fetch_value(work *w, block *b, int i, float *out)
         }
     } else
         unpack(w->p->v, r->v.data, b->v_at[i], w->dv, out);
-    if (r->v_block_scale.data) scale_groups(&r->v_block_scale, b->v_group_at[i], w->dv, out);
+    if (w->p->v == FV__DTYPE_fp4_e2m1) scale_groups(&r->v_block_scale, b->v_group_at[i], w->dv, out);
     if (!w->has_value) return;
     scale_line(out, w->dv_pad, constant_scale(w, &r->v_scale) * token_scale(&r->v_scale, b->v_scale_at, i));
     const fv__at at = place_key(w, b, i);

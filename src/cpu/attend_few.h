@@ -89,28 +89,6 @@ VFN v_i32 load_pairs(int dtype, const char *base, int d)
     return v_join_bf16(load_as(dtype, base, d), load_as(dtype, base, d + V_LANES));
 }
 
-/* (even, odd) to (low, high). */
-#if V_LANES == 1
-VFN void join_parts(v_f32 *y) { (void)y; }
-#else
-#if V_LANES == 16
-#define JOIN_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define JOIN_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif V_LANES == 8
-#define JOIN_LOW 0, 8, 1, 9, 2, 10, 3, 11
-#define JOIN_HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define JOIN_LOW 0, 4, 1, 5
-#define JOIN_HIGH 2, 6, 3, 7
-#endif
-VFN void join_parts(v_f32 *y)
-{
-    const v_f32 low = V_PICK(y[0], y[1], JOIN_LOW), high = V_PICK(y[0], y[1], JOIN_HIGH);
-    y[0] = low;
-    y[1] = high;
-}
-#endif
-
 /* Q of one row into the order in which load_parts reads keys. */
 static void split_query(float *q, int dim)
 {

@@ -84,7 +84,7 @@ static bool fits_tiles(const fv__problem *p)
 {
     const uint32_t changes = 1u << FV__HOOK_QUERY | 1u << FV__HOOK_KEY | 1u << FV__HOOK_VALUE;
     if (p->q != FV__DTYPE_bf16 || p->hooks & changes || p->k_scale == FV__SCALE_TOKEN_HEAD || p->v_scale == FV__SCALE_TOKEN_HEAD) return false;
-    return p->k != FV__DTYPE_f32 && p->k != FV__DTYPE_f16 && p->v != FV__DTYPE_f32 && p->v != FV__DTYPE_f16;
+    return fits_bf16(p->k) && fits_bf16(p->v);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ turning */

@@ -64,11 +64,12 @@ VFN void store_as(int dtype, void *base, int64_t i, v_f32 x)
 
 VFN int bits_as(int dtype)
 {
-    return dtype == FV__DTYPE_f32 ? 32 : dtype == FV__DTYPE_f16 || dtype == FV__DTYPE_bf16 ? 16 : dtype == FV__DTYPE_fp4_e2m1 ? 4 : 8;
+    return dtype == FV__DTYPE_f32 ? 32 : dtype == FV__DTYPE_f16 || dtype == FV__DTYPE_bf16 ? 16
+         : dtype == FV__DTYPE_fp4_e2m1 || dtype == FV__DTYPE_int4 ? 4 : 8;
 }
 
-/* Types whose every element bf16 holds exactly. */
-VFN bool fits_bf16(int dtype) { return dtype == FV__DTYPE_bf16 || bits_as(dtype) <= 8; }
+/* Types whose every element bf16 holds exactly; the scale and the zero of int4 are more than it holds. */
+VFN bool fits_bf16(int dtype) { return dtype == FV__DTYPE_bf16 || (bits_as(dtype) <= 8 && dtype != FV__DTYPE_int4); }
 
 /* The first n < V_LANES elements; the other lanes are 0 and their memory is not touched. */
 VFN v_f32 load_part(int dtype, const void *base, int64_t i, int n)
@@ -171,7 +172,7 @@ typedef struct block {
     int32_t origin;                     /* that key[] was made for */
     int64_t k_at[KEYS], k_tail_at[KEYS], v_at[KEYS];            /* first element of each seen key */
     int64_t k_scale_at[KEYS], v_scale_at[KEYS];                 /* of the token_head scale */
-    int64_t k_group_at[KEYS], v_group_at[KEYS];                 /* fp4: of the first group's scale */
+    int64_t k_group_at[KEYS], v_group_at[KEYS];                 /* 4 bits: of the first group's scale */
     const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where the keys lie; zeros where none is seen */
     uint64_t *mask;                     /* [packed rows] bit i: sees key i */
 } block;

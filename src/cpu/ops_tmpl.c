@@ -234,6 +234,50 @@ static void store_blocks(const fv__view *view, int64_t at, const fv__view *scale
     store_row(view, at, n, x);
 }
 
+/* Least and largest finite one of x[0..n), 0 and 0 if there is none. */
+static void range_of(const float *x, int n, float *low, float *high)
+{
+    *low = FLT_MAX, *high = -FLT_MAX;
+    for (int i = 0; i < n; i++) {
+        if (!(fabsf(x[i]) <= FLT_MAX)) continue;
+        if (x[i] < *low) *low = x[i];
+        if (x[i] > *high) *high = x[i];
+    }
+    if (*low > *high) *low = *high = 0;
+}
+
+/* The least of f16 that is x or more; 65504 for what is larger. x >= 0 */
+static uint32_t f16_above(double x)
+{
+    const fv__dtype_info *f16 = &fv__dtypes[FV__DTYPE_f16];
+    const uint32_t code = f16->encode(x < f16->largest ? x : f16->largest);
+    return f16->decode(code) < x && code < 0x7BFF ? code + 1 : code;
+}
+
+/* int4: each group has a scale and a zero in f16, chosen so that its least becomes 0 and its
+ * largest 15. The scale is no less than 1/1024 of the largest magnitude, so that the zero, too, is
+ * known to half a step. A group whose scale is 0 is 0; NaN becomes the 0 of its group. */
+static void store_groups(const fv__view *view, int64_t at, const fv__view *pairs, int64_t pair_at,
+                         int n, float *x)
+{
+    const fv__dtype_info *f16 = &fv__dtypes[FV__DTYPE_f16];
+    const int group = 2 * n / pairs->width;
+    uint16_t *pair = (uint16_t *)pairs->data + pair_at;
+    for (int i = 0; i < n; i += group, pair += 2) {
+        float low, high;
+        range_of(x + i, group, &low, &high);
+        const double most = -(double)low > high ? -(double)low : high;
+        const double step = ((double)high - low) / 15, least = most / 1024;
+        pair[0] = (uint16_t)f16_above(step > least ? step : least);
+        const float scale = (float)f16->decode(pair[0]);
+        pair[1] = (uint16_t)f16->encode(scale > 0 ? -(double)low / (double)scale : 0);
+        const float zero = (float)f16->decode(pair[1]);
+        for (int k = i; k < i + group; k++)
+            x[k] = !(scale > 0) ? 0 : (x[k] == x[k] ? x[k] / scale : 0) + zero;
+    }
+    store_row(view, at, n, x);
+}
+
 /* What a (token, head) is divided by so that its largest element becomes the largest of the type;
  * never 0, so that reading is safe. */
 static float token_scale(fv__dtype dtype, float most)
@@ -277,6 +321,9 @@ static void put(part *p, place where, int head, float scale)
     const int64_t at = element(p->to->stride, where, head);
     if (p->to->dtype == FV__DTYPE_fp4_e2m1)
         store_blocks(p->to, at, p->block_scale, element(p->block_scale->stride, where, head), n,
+                     p->x);
+    else if (p->to->dtype == FV__DTYPE_int4)
+        store_groups(p->to, at, p->block_scale, element(p->block_scale->stride, where, head), n,
                      p->x);
     else
         store_row(p->to, at, n, p->x);

@@ -237,6 +237,8 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
                                fv_error *err)
 {
     memset(c, 0, sizeof *c);
+    if (p->k == FV__DTYPE_int4 || p->v == FV__DTYPE_int4)
+        return refuse(err, p->k == FV__DTYPE_int4 ? "problem.k" : "problem.v", 4, 8, "int4 is read by CPUs alone; here are fp4_e2m1 and 8-bit types");
     choose_types(p, c);
     c->dim_qk = p->dim_qk;
     c->dim_v = p->dim_v;
