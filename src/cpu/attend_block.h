@@ -442,6 +442,14 @@ static void fetch_values(work *w, block *b, int first, int end)
     }
 }
 
+#if V_LANES == 16
+/* Words 0..3, 8..11, 16..19, 24..27 of a, each beside that of b (at: 0), or the others (4). */
+typedef uint16_t half_words __attribute__((vector_size(64)));
+#define PAIRS_FROM(at, i) (at) + (i), 32 + (at) + (i)
+#define PAIRS_OF_4(at) PAIRS_FROM(at, 0), PAIRS_FROM(at, 1), PAIRS_FROM(at, 2), PAIRS_FROM(at, 3)
+#define PAIR_WORDS(a, b, at) __builtin_shufflevector(a, b, PAIRS_OF_4(at), PAIRS_OF_4(8 + (at)), PAIRS_OF_4(16 + (at)), PAIRS_OF_4(24 + (at)))
+#endif
+
 /* ---------------------------------------------------------------------------------------------------------- asking ahead
  * Rows whose memory will be wanted soon, to be asked for a few at a time between multiplications: memory answers while the machine multiplies. */
 typedef struct asking {

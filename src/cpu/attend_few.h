@@ -308,6 +308,10 @@ static int type_index(int dtype)
 }
 static int rows_index(int packed) { return packed > 4 ? 3 : packed > 2 ? 2 : packed - 1; }
 
+#if V_WORDS
+#include "attend_few8.h"
+#endif
+
 /* ------------------------------------------------------------------------------------------------------------ softmax */
 
 VFN v_mask mask_bits(uint64_t bits, int key)
@@ -460,6 +464,29 @@ static values_fn *choose_values(const work *w)
     return values_table[rows_index(w->packed)][type_index(w->v_direct ? w->p->v : FV__DTYPE_f32)];
 }
 
+static void score_rows(const work *w, const few_rows *k)
+{
+#if V_WORDS
+    if (w->q_words) {
+        word_scores_table[rows_index(w->packed)](w->q, w->dk_pad, k, w->s);
+        return;
+    }
+#endif
+    choose_scores(w)(w->q, w->dk_pad, k, w->s);
+}
+
+static void sum_values(const work *w, const few_sums *x)
+{
+#if V_WORDS
+    word_weights words;
+    if (w->v_words && make_words(w->s, 1 << rows_index(w->packed), &words)) {
+        word_values_table[rows_index(w->packed)](&words, x);
+        return;
+    }
+#endif
+    choose_values(w)(x);
+}
+
 /* Unit `at` of those that are done together. */
 static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
 {
@@ -473,7 +500,7 @@ static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
         fetch_keys(w, b, 0, KEYS);
         point_unpacked(k_now, w->k, w->dk_pad);
     }
-    choose_scores(w)(w->q, w->dk_pad, &k, w->s);
+    score_rows(w, &k);
     few_weigh(w, b);
 
     const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
@@ -483,25 +510,35 @@ static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
         point_unpacked(v_now, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad);
     }
     const few_sums x = { w->s, v, w->dv_pad, w->alpha, w->o };
-    choose_values(w)(&x);
+    sum_values(w, &x);
 }
 
-/* Row i of Q as the scores read it: floats, in the order of load_parts; or bf16. Rows of the kernel's that are none are zero. */
-static void load_few_row(work *w, int i)
+/* Row i of Q as the scores read it: floats, in the order of load_parts; bf16; or words, where false says that the row cannot be. */
+static bool load_few_row(work *w, int i, int rows, bool words)
 {
-    float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots ? w->line : out;
+    float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots || words ? w->line : out;
     if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
     else memset(line, 0, (size_t)w->dk_pad * sizeof *line);
+#if V_WORDS
+    if (words) return load_words(w, i, rows, line);
+#endif
+    (void)rows;
     if (w->k_dots) pack(FV__DTYPE_bf16, w->q, (int64_t)i * w->dk_pad, w->dk, line);
     else if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
+    return true;
 }
 
-static void load_few(work *w)
+/* Says whether Q became words. */
+static bool load_few(work *w)
 {
-    const int kernel_rows = 1 << rows_index(w->packed);
-    for (int i = 0; i < kernel_rows; i++) {
-        load_few_row(w, i);
-        w->alpha[i] = 1;
-    }
+    const int rows = 1 << rows_index(w->packed);
+    bool words = w->k_words;
+    for (int i = 0; i < rows; i++)
+        if (!load_few_row(w, i, rows, words)) {
+            words = false;
+            i = -1;
+        }
+    for (int i = 0; i < rows; i++) w->alpha[i] = 1;
     memset(w->s, 0, FEW * KEYS * sizeof *w->s);
+    return words;
 }

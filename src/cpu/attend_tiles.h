@@ -195,11 +195,6 @@ static void pack_keys(const char *const *rows, int steps, uint16_t *to)
         }
 }
 
-typedef uint16_t half_words __attribute__((vector_size(64)));
-#define PAIRS_FROM(at, i) (at) + (i), 32 + (at) + (i)
-#define PAIRS_OF_4(at) PAIRS_FROM(at, 0), PAIRS_FROM(at, 1), PAIRS_FROM(at, 2), PAIRS_FROM(at, 3)
-#define PAIR_WORDS(a, b, at) __builtin_shufflevector(a, b, PAIRS_OF_4(at), PAIRS_OF_4(8 + (at)), PAIRS_OF_4(16 + (at)), PAIRS_OF_4(24 + (at)))
-
 /* `to`: of the block's first half and d 0. */
 static void pack_values(const char *const *rows, int steps, uint16_t *to)
 {

@@ -4,7 +4,7 @@
  *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
  *   attend_out.h     merging, slots, output            attend_tiles.h   the same for levels with matrix tiles
- *                                                      attend_sums.h    the weights of keys, a second pass
+ *   attend_few8.h    few rows over 8-bit integers      attend_sums.h    the weights of keys, a second pass
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
@@ -128,7 +128,7 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
     for (int u = 0; u < units; u++) place_unit(w, u, rows, &pieces[u]);
     for (int u = 0; u < units; u++) {
         enter_unit(w, u);
-        load_few(w);
+        w->units[u].q_words = load_few(w);
         begin_states(w, rows, w->m, w->l, w->o);
     }
     enter_unit(w, 0);

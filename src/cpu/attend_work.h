@@ -24,6 +24,11 @@
 #else
 #define V_DOTS  0
 #endif
+#ifdef V_DOT_S16
+#define V_WORDS 1                       /* so are products of pairs of 16-bit integers */
+#else
+#define V_WORDS 0
+#endif
 
 enum {
     KEYS = FV__KEY_BLOCK,               /* keys of a block */
@@ -182,6 +187,7 @@ typedef struct unit_work {
     const fv__piece *piece;
     int q_head, kv_head;                /* its first q head */
     float *q, *m, *l, *o, *alpha;
+    bool q_words;                       /* q is 16-bit integers */
 } unit_work;
 
 enum { UNITS = 16 };
@@ -197,6 +203,8 @@ typedef struct work {
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
+    bool k_words, v_words;              /* few rows: integers of 8 bits are multiplied as integers, see attend_few8.h */
+    bool q_words;                       /* those of the unit at hand: its Q is words */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     bool tiles;                         /* many rows go through matrix tiles */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
@@ -325,6 +333,8 @@ static void begin(work *w, const fv__run *run)
     w->k_direct = bits_as(p->k) >= 8 && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
     w->k_dots = V_DOTS && w->k_direct && fits_bf16(p->k) && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
     w->v_direct = bits_as(p->v) >= 8 && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
+    w->k_words = V_WORDS && w->k_direct && p->k == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dk % (2 * V_LANES) == 0;
+    w->v_words = V_WORDS && w->v_direct && p->v == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dv % (2 * V_LANES) == 0;
     w->v_from_k = p->v_in_k && !w->has_key && !w->has_value;
     memset(w->zeros, 0, (FV__MAX_DIM + SLACK) * sizeof(float));
 }
@@ -495,4 +505,5 @@ static void enter_unit(work *w, int i)
     w->l = u->l;
     w->o = u->o;
     w->alpha = u->alpha;
+    w->q_words = u->q_words;
 }

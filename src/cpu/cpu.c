@@ -47,6 +47,7 @@ static uint32_t detect(void)
     if (ymm && c >> 12 & 1) features |= FV__CPU_HAS_FMA;
     if (ymm && c >> 29 & 1) features |= FV__CPU_HAS_F16C;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
+    const bool integers = c >> 11 & 1;           /* VNNI: every machine with AVX512_BF16 has it */
     if (ymm && b >> 5 & 1) features |= FV__CPU_HAS_AVX2;
     const uint32_t wide = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;    /* F, DQ, BW, VL */
     if (zmm && (b & wide) == wide) {
@@ -57,7 +58,7 @@ static uint32_t detect(void)
         if (d >> 22 & 1) features |= FV__CPU_HAS_AMX_BF16;
         if (d >> 25 & 1) features |= FV__CPU_HAS_AMX_INT8;
     }
-    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && features & FV__CPU_HAS_AVX512 && a >> 5 & 1)
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && features & FV__CPU_HAS_AVX512 && integers && a >> 5 & 1)
         features |= FV__CPU_HAS_AVX512BF16;
     return features;
 }

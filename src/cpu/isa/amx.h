@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* amx.h -- AVX-512 beside matrix tiles that multiply pairs of bf16 (AMX-BF16: Sapphire Rapids and later).
  * arch: x86_64|AMD64
- * cflags: -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx2 -mfma -mf16c -mtune=skylake-avx512 -mprefer-vector-width=512
+ * cflags: -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni -mavx2 -mfma -mf16c -mtune=skylake-avx512 -mprefer-vector-width=512
  *
  * Everything but the products of many rows (attend_tiles.h) is AVX-512's. With V_EMULATE_TILES (CMake: FV_EMULATE_TILES) vectors of 16 and tiles are
  * plain C, so that the level's logic is tested on machines that lack it. */
