@@ -332,3 +332,27 @@ def test_wrappers_compile(device, rng, kind):
         for a, b in zip(compiled(*given), step(*given)):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     assert counter.frame_count == 1
+
+
+def test_wrappers_compile_once_for_any_rows(device):
+    """Steps of other sizes that fit the plan run in the graph of the second size; a wrong one is refused by the operator."""
+    import foveal.flashinfer as flashinfer
+    from torch._dynamo.testing import CompileCounter
+
+    ints = lambda x: torch.as_tensor(x, dtype=torch.int32, device=device)
+    cache = draw(device, 8, 2, 4, 2, 16)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8, device=device))
+    counter = CompileCounter()
+    compiled = torch.compile(lambda q: wrapper.run(q, cache) * 2, backend=counter, fullgraph=True)
+
+    def plan(n):
+        wrapper.plan(ints(range(n + 1)), ints(range(n)), ints([3] * n), 4, 2, 16, 4, q_data_type=torch.float32)
+        return draw(device, n, 4, 16)
+
+    wrapper.run(plan(8), cache)
+    for n in (8, 3, 5, 7, 2, 8):
+        q = plan(n)
+        assert torch.equal(compiled(q), wrapper.run(q, cache) * 2)
+    assert counter.frame_count == 2
+    with pytest.raises(RuntimeError, match="3"):
+        compiled(draw(device, 3, 4, 16))

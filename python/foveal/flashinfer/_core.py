@@ -323,6 +323,13 @@ def _is_traced(x):
     return torch is not None and torch.compiler.is_compiling()
 
 
+def rows_differ(q, wrapper):
+    """Are the rows of q other than planned? In compiled code the operator asks that itself, so that one graph serves any number of rows."""
+    if "foveal.torch" in sys.modules and _is_traced(q):
+        return False
+    return q.shape[0] != wrapper._rows_total
+
+
 def _run_traced(attention, q, k, v, out, lse, given, q_tail=None, k_tail=None):
     torch = arrays.torch_of(q)
     if attention.handle is None:

@@ -51,7 +51,7 @@ class BatchAttention(_PagedWrapper):
         if logits_soft_cap and logits_soft_cap > 0 and logits_soft_cap != self._soft_cap:
             self._soft_cap = logits_soft_cap
             self._respec(logits_soft_cap=logits_soft_cap)
-        if q.shape[0] != self._rows_total:
+        if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
         return self._run_paged(q, kv_cache, kv_cache_sf=kv_cache_sf, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=True)
 

@@ -141,7 +141,7 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         if self._segmented:
             self._check_query(q)
             k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
-            if q.shape[0] != self._rows_total:
+            if core.rows_differ(q, self):
                 raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
             if self._pool.differs(k.shape[0]):
                 a = self._attention

@@ -165,7 +165,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             sinks=None, q_len_per_req=None, skip_softmax_threshold_scale_factor=None, kv_cache_sf=None):
         """One layer: q [batch * q_len_per_req, heads, dim]; the cache as for the prefill wrapper. Returns out, and lse in base 2 with return_lse."""
         self._planned()
-        if q.shape[0] != self._rows_total:
+        if core.rows_differ(q, self):
             raise ValueError(f"q has {q.shape[0]} rows; expected batch_size * q_len_per_req = {self._batch_size} * {self._q_len}")
         if window_left is not None and window_left != self._window_left:
             raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")

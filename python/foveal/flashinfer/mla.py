@@ -95,7 +95,7 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         self._planned()
         if o_scale is not None and arrays.as_float(o_scale) != 1:
             raise NotImplementedError("o_scale: outputs are not quantised")
-        if q_nope.shape[0] != self._rows_total:
+        if core.rows_differ(q_nope, self):
             raise ValueError(f"q_nope.shape[0] ({q_nope.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
         has_kpe = self._head_dim_kpe > 0
         self._check_types(q_nope, q_pe, ckv_cache, kpe_cache, has_kpe)

@@ -468,7 +468,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         """One layer: q [rows, heads, dim_qk]; the cache [pages, 2, page, kv_heads, dim] (NHD), [pages, 2, kv_heads, page, dim] (HND) or a pair of 4-D tensors.
         Returns out [rows, heads, dim_v], and lse [rows, heads] in base 2 with return_lse. With 8-bit queries the positional arguments are scale_q, scale_k, scale_v."""
         self._planned()
-        if q.shape[0] != self._rows_total:
+        if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
         if window_left is not None and window_left != self._window_left:
             raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")
@@ -583,7 +583,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
         self._planned()
         if o_scale is not None and arrays.as_float(o_scale) != 1:
             raise NotImplementedError("o_scale: outputs are not quantised")
-        if q.shape[0] != self._rows_total:
+        if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
         block = None
         if self._kv_dtype == "fp4_e2m1":
