@@ -17,22 +17,32 @@ pytestmark = pytest.mark.usefixtures("by_default")
 
 IMPORTS = {
     "": "single_decode_with_kv_cache single_prefill_with_kv_cache BatchPrefillWithRaggedKVCacheWrapper MultiLevelCascadeAttentionWrapper merge_state",
-    "decode": "BatchDecodeWithPagedKVCacheWrapper CUDAGraphBatchDecodeWithPagedKVCacheWrapper fast_decode_plan get_seq_lens _get_range_buf",
-    "prefill": "BatchPrefillWithPagedKVCacheWrapper single_prefill_with_kv_cache_return_lse",
+    "decode": "BatchDecodeWithPagedKVCacheWrapper CUDAGraphBatchDecodeWithPagedKVCacheWrapper fast_decode_plan get_seq_lens _get_range_buf "
+              "trtllm_batch_decode_with_kv_cache xqa_batch_decode_with_kv_cache cudnn_batch_decode_with_kv_cache",
+    "prefill": "BatchPrefillWithPagedKVCacheWrapper single_prefill_with_kv_cache_return_lse "
+               "trtllm_batch_context_with_kv_cache trtllm_ragged_attention_deepseek cudnn_batch_prefill_with_kv_cache",
     "cascade": "merge_state merge_states merge_state_in_place",
     "page": "append_paged_kv_cache get_batch_indices_positions get_seq_lens append_paged_mla_kv_cache",
-    "quantization": "packbits segment_packbits",
+    "quantization": "packbits segment_packbits gen_quantization_module",
     "sparse": "BlockSparseAttentionWrapper VariableBlockSparseAttentionWrapper convert_bsr_mask_layout",
-    "mla": "BatchMLAPagedAttentionWrapper",
+    "mla": "BatchMLAPagedAttentionWrapper trtllm_batch_decode_with_kv_cache_mla",
     "pod": "PODWithPagedKVCacheWrapper",
     "attention": "BatchAttention BatchAttentionWithAttentionSinkWrapper",
-    "jit": "build_jit_specs gen_batch_prefill_module",
+    "jit": "build_jit_specs gen_batch_prefill_module JitSpec MissingJITCacheError parallel_load_modules env",
+    "testing": "bench_gpu_time bench_gpu_time_with_cuda_event set_seed attention_tflops_per_sec_with_actual_seq_lens attention_tb_per_sec",
+    "testing.utils": "bench_gpu_time set_seed",
+    "cudnn": "cudnn_batch_decode_with_kv_cache cudnn_batch_prefill_with_kv_cache",
+    "rope": "apply_rope apply_rope_with_cos_sin_cache_inplace gen_rope_module mla_rope_quantize_fp8",
+    "sampling": "softmax top_k_top_p_sampling_from_logits chain_speculative_sampling gen_sampling_module",
+    "norm": "rmsnorm fused_add_rmsnorm gemma_rmsnorm gemma_fused_add_rmsnorm layernorm gen_norm_module rmsnorm_quant",
+    "activation": "silu_and_mul gelu_and_mul gelu_tanh_and_mul gen_act_and_mul_module",
     "jit.utils": "filename_safe_dtype_map",
     "jit.attention": "gen_batch_prefill_attention_sink_module",
     "jit.attention.variants": "attention_sink_decl",
     "utils": "PosEncodingMode MaskMode TensorLayout get_alibi_slopes is_sm90a_supported is_sm100a_supported is_sm120a_supported get_compute_capability "
              "get_device_sm_count determine_attention_backend has_flashinfer_jit_cache canonicalize_torch_dtype ceil_div round_up is_float8 get_indptr "
-             "register_custom_op register_fake_op _check_kv_layout _unpack_paged_kv_cache next_positive_power_of_2",
+             "register_custom_op register_fake_op _check_kv_layout _unpack_paged_kv_cache next_positive_power_of_2 "
+             "last_positive_power_of_2 version_at_least is_fa3_backend_supported is_sm12x_supported LibraryError _get_cache_buf _get_cache_alibi_slopes_buf FP4Tensor",
 }
 
 
@@ -52,8 +62,14 @@ def test_small_utils():
         u.canonicalize_torch_dtype("floatt")
     with pytest.raises(ValueError, match="no CUDA device"):
         u.get_compute_capability("cpu")
-    with pytest.raises(NotImplementedError, match="gen_single_decode_module"):
-        flashinfer.jit.gen_single_decode_module()
+    assert u.version_at_least("2.11.0+cu130", "2.8") and not u.version_at_least("2.8.1", "2.11") and u.last_positive_power_of_2(37) == 32
+    assert [u._get_cache_buf("x", n, "cpu").numel() for n in (4, 8, 2)] == [4, 8, 8] and len(u._get_cache_alibi_slopes_buf(6, "cpu")) == 6
+    specs = [flashinfer.jit.gen_single_decode_module(torch.float16), flashinfer.jit.attention.gen_batch_prefill_module("fa2"), flashinfer.norm.gen_norm_module()]
+    assert flashinfer.jit.build_jit_specs(specs, verbose=False) is None and specs[0].name == "single_decode_module"
+    with pytest.raises(NotImplementedError, match="single_decode_module cannot be loaded"):
+        specs[0].build_and_load()
+    with pytest.raises(NotImplementedError, match="gen_customize_batch_prefill_module"):
+        flashinfer.jit.gen_customize_batch_prefill_module("fa2")
 
     @u.register_custom_op("foveal_test::twice", mutates_args=("x",))
     def twice(x):
@@ -349,3 +365,49 @@ def test_positions_outside(device):
                               (lambda: write(ints(0), ints(0, 1)), ValueError, "batch_indices has 1 entries for 2 rows")):
         with pytest.raises(error, match=text):
             call()
+
+
+def test_times_and_work(device):
+    t = flashinfer.testing
+    times = t.bench_gpu_time(lambda x: x + 1, dry_run_iters=1, repeat_iters=3, input_args=(torch.zeros(4),), l2_flush=True)
+    assert len(times) == 3 and min(times) > 0
+    rows, keys = ints(3, 1, 4), ints(5, 2, 2)
+    pairs = sum(sum(max(0, min(k, k - n + i + 1)) for i in range(n)) for n, k in zip(rows.tolist(), keys.tolist()))
+    assert t.attention_flops_with_actual_seq_lens(rows, keys, 64, 32, 8, True) == pairs * 8 * 2 * 96
+    assert t.attention_flops(2, 3, 5, 64, 64, 8, False) == 2 * 15 * 8 * 2 * 128
+    assert math.isclose(t.attention_tflops_per_sec(2, 3, 5, 64, 64, 8, False, 1e-3), 2 * 15 * 8 * 256 / 1e6)
+    assert math.isclose(t.attention_tb_per_sec(1, 1, 10, 64, 64, 8, 2, 1e-3, torch.float16, torch.float8_e4m3fn, torch.float16), (8 * 256 + 10 * 2 * 128) / 1e6)
+
+
+def test_sampling_parameters_of_no_use():
+    """What a filter's number may be, in the words that scripts look for."""
+    probs = torch.full((3, 5), 0.2)
+    calls = [lambda x: flashinfer.sampling.min_p_sampling_from_probs(probs, x), lambda x: flashinfer.sampling.top_p_sampling_from_probs(probs, x),
+             lambda x: flashinfer.sampling.top_k_top_p_sampling_from_probs(probs, x, 0.5), lambda x: flashinfer.sampling.top_k_top_p_sampling_from_logits(probs, 2, x),
+             lambda x: flashinfer.sampling.top_k_renorm_probs(probs, x), lambda x: flashinfer.sampling.top_k_mask_logits(probs, x)]
+    for call in calls:
+        for x, text in ((torch.ones(3, 1), r"Expected a 1D tensor or scalar.*2-dimensional tensor.*\[3, 1\]"),
+                        (torch.tensor(1), r"Expected a 1D tensor of shape \(batch_size,\) or scalar.*0-dimensional tensor"),
+                        (torch.ones(4), r"Sampling parameter tensor batch size mismatch: expected length 3.*got length 4")):
+            with pytest.raises(ValueError, match=text):
+                call(x)
+        call(torch.ones(3, dtype=torch.int32))
+        call(1)
+
+
+def test_items_by_tensors(device, rng):
+    """Multi-item scoring with every number in a tensor of its unsigned type."""
+    pages = Pages(rng, [20], 2, 64, 5, word="float16", lib=TorchLib(device.type))
+    table = [torch.tensor(x) for x in (pages.indptr, pages.ids, pages.last)]
+    q = torch.randn(12, 2, 64).half()
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    tokens = torch.tensor([0, 1, 2, 0, 1, 2, 3, 0])
+    wrapper.plan(ints(0, 12), *table, 2, 2, 64, 5, causal=True, prefix_len_ptr=torch.tensor([12]).to(torch.uint32),
+                 token_pos_in_items_ptr=tokens.to(torch.uint16), token_pos_in_items_len=torch.tensor(8).to(torch.uint32),
+                 max_item_len_ptr=torch.tensor([3]).to(torch.uint16))
+    out = wrapper.run(q, pages.cache)
+    place = np.arange(8, 20)[:, None]
+    key = np.arange(20)[None, :]
+    own = np.where(place < 12, 20, tokens.cpu().numpy()[np.maximum(place - 12, 0)])
+    mask = (key <= place) & ((key < 12) | (place < key + own))
+    close(out, attend(q, pages.k[0], pages.v[0], mask=mask)[0], "float16")

@@ -17,7 +17,7 @@ try:
 except ImportError as e:
     raise ImportError("foveal.flashinfer needs NumPy (foveal itself does not): pip install numpy") from e
 
-from . import coverage, jit
+from . import coverage, jit, testing
 from ._core import errors
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
@@ -75,29 +75,63 @@ from .sampling import (
     top_p_sampling_from_probs,
 )
 from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from .stateless import (
+    cudnn_batch_decode_with_kv_cache,
+    cudnn_batch_prefill_with_kv_cache,
+    trtllm_batch_context_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache_mla,
+    trtllm_ragged_attention_deepseek,
+    xqa_batch_decode_with_kv_cache,
+)
 from .utils import next_positive_power_of_2
 
 __version__ = "0.6.18"      # of the surface that this follows
 
-_MODULES = ("activation", "attention", "cascade", "decode", "jit", "mla", "norm", "page", "pod", "prefill", "quantization", "rope", "sampling", "sparse", "utils")
+# where upstream has what lies in .stateless, and the modules whose kernels a script may ask to build ahead
+_ALSO = {
+    "decode": ("cudnn_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache"),
+    "prefill": ("cudnn_batch_prefill_with_kv_cache", "trtllm_batch_context_with_kv_cache", "trtllm_ragged_attention_deepseek"),
+    "mla": ("trtllm_batch_decode_with_kv_cache_mla",),
+    "cudnn": ("cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"),
+}
+_BUILT = {"activation": "gen_act_and_mul_module", "cascade": "gen_cascade_module", "norm": "gen_norm_module", "page": "gen_page_module",
+          "quantization": "gen_quantization_module", "rope": "gen_rope_module", "sampling": "gen_sampling_module"}
+_MODULES = ("activation", "attention", "cascade", "decode", "jit", "mla", "norm", "page", "pod", "prefill", "quantization", "rope", "sampling", "sparse", "testing", "utils")
+
+
+def _module(where):
+    """A module of this package; made where upstream has one and this package has none."""
+    full = f"{__name__}.{where}"
+    if full not in _sys.modules:
+        _sys.modules[full] = _types.ModuleType(full, f"Names of flashinfer.{where}.")
+        setattr(_sys.modules[__name__], where, _sys.modules[full])
+    return _sys.modules[full]
+
+
+def _add_names():
+    """Names where callers import them from."""
+    here = _sys.modules[__name__]
+    for where, names in _ALSO.items():
+        for name in names:
+            setattr(_module(where), name, getattr(here, name))
+    for where, name in _BUILT.items():
+        setattr(_module(where), name, jit.generator(f"{__name__}.{where}", name))
+    _add_refusers()
 
 
 def _add_refusers():
     """Names that are not covered: importable from where callers import them, and refusing when called."""
     here = _sys.modules[__name__]
     for name, (where, _) in coverage.UNCOVERED.items():
-        full = f"{__name__}.{where}"
-        module = _sys.modules.get(full)
-        if module is None:
-            module = _sys.modules[full] = _types.ModuleType(full, "Names of flashinfer." + where + " that are not covered.")
-            setattr(here, where, module)
+        module = _module(where)
         if not hasattr(module, name):
             setattr(module, name, coverage.refuser(name))
         if not hasattr(here, name) or name == where:            # flashinfer.xqa is the function, as upstream
             setattr(here, name, getattr(module, name))
 
 
-_add_refusers()
+_add_names()
 
 
 def install():

@@ -61,20 +61,20 @@ COVERED = [
     ("top_p_renorm_probs", "also as top_p_renorm_prob"),
     ("top_k_mask_logits", ""),
     ("chain_speculative_sampling", ""),
+    ("trtllm_batch_decode_with_kv_cache", "no mask, kv_cache_sf, lse, 8-bit outputs"),
+    ("trtllm_batch_context_with_kv_cache", "no 8-bit outputs"),
+    ("trtllm_batch_decode_with_kv_cache_mla", "dense; no lse"),
+    ("trtllm_ragged_attention_deepseek", "log-sum-exp in base 2"),
+    ("xqa_batch_decode_with_kv_cache", "no mask, kv_cache_sf"),
+    ("cudnn_batch_decode_with_kv_cache", "over pages"),
+    ("cudnn_batch_prefill_with_kv_cache", "rows packed; no lse"),
     ("next_positive_power_of_2", ""),
 ]
 
 # name -> (module, why)
 UNCOVERED = {
     "BatchDecodeMlaWithPagedKVCacheWrapper": ("decode", "superseded by BatchMLAPagedAttentionWrapper"),
-    "cudnn_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
-    "trtllm_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
-    "xqa_batch_decode_with_kv_cache": ("decode", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
-    "trtllm_batch_decode_with_kv_cache_mla": ("mla", "another library's kernels: BatchMLAPagedAttentionWrapper"),
-    "trtllm_batch_context_with_kv_cache": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
-    "trtllm_ragged_attention_deepseek": ("prefill", "another library's kernels: BatchPrefillWithRaggedKVCacheWrapper"),
     "trtllm_fmha_v2_prefill": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
-    "cudnn_batch_prefill_with_kv_cache": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
     "fmha_varlen": ("prefill", "another library's kernels: BatchPrefillWithRaggedKVCacheWrapper"),
     "xqa": ("xqa", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
     "xqa_mla": ("xqa", "another library's kernels: BatchMLAPagedAttentionWrapper"),
@@ -92,6 +92,13 @@ UNCOVERED = {
     "mm_fp8": ("gemm", "not attention"),
     "fp4_quantize": ("fp4_quantization", "not attention"),
     "cutlass_fused_moe": ("fused_moe", "not attention"),
+    "xqa_batch_decode_with_kv_cache_mla": ("mla", "another library's kernels: BatchMLAPagedAttentionWrapper"),
+    "LogitsPipe": ("logits_processor", "the samplers by themselves: softmax, top_k_top_p_sampling_from_logits"),
+    "rmsnorm_quant": ("norm", "outputs are not quantised"),
+    "fused_add_rmsnorm_quant": ("norm", "outputs are not quantised"),
+    "silu_and_mul_scaled_nvfp4_experts_quantize": ("activation", "outputs are not quantised"),
+    "concat_mla_k": ("concat_ops", "BatchMLAPagedAttentionWrapper reads two tensors"),
+    "autotune": ("autotuner", "plans are made by a cost model: nothing is tuned"),
 }
 
 

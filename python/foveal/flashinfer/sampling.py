@@ -37,6 +37,19 @@ def _rows(x):
     return x
 
 
+def _check_number(x, like, indices=None):
+    """A sampling parameter is a number, or has an entry a row or (with indices) a sample."""
+    if arrays.torch_of(x) is None and not (isinstance(x, np.ndarray) and x.ndim):
+        return
+    if x.ndim == 0:
+        raise ValueError(f"Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter: this is a 0-dimensional tensor with shape {x.shape}")
+    if x.ndim > 1:
+        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter: this is a {x.ndim}-dimensional tensor with shape {x.shape}")
+    if x.shape[0] not in (like.shape[0], like.shape[0] if indices is None else indices.shape[0]):
+        raise ValueError(f"Sampling parameter tensor batch size mismatch: expected length {like.shape[0]}, the rows there are, got length {x.shape[0]} "
+                         f"with shape {x.shape}")
+
+
 def _per_row(x, name, like):
     """A number, or a vector of the type where `like` lies."""
     if not _is_array(x) or x.ndim == 0:
@@ -46,13 +59,15 @@ def _per_row(x, name, like):
     return x if arrays.dtype_of(x) in good else arrays.cast(x, name)
 
 
-def _share(x, like):
+def _share(x, like, indices=None):
     """A p: numbers are brought into [0, 1] as the entries of tensors are."""
+    _check_number(x, like, indices)
     x = _per_row(x, "f32", like)
     return x if _is_array(x) and x.ndim else min(max(float(x), 0.0), 1.0) if x == x else 0.0
 
 
-def _count(x, like):
+def _count(x, like, indices=None):
+    _check_number(x, like, indices)
     x = _per_row(x, "i32", like)
     return x if _is_array(x) and x.ndim else min(int(x), 2**31 - 1)
 
@@ -148,19 +163,19 @@ def sampling_from_logits(logits, indices=None, deterministic=True, generator=Non
 def top_p_sampling_from_probs(probs, top_p, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False):
     """sampling_from_probs of the smallest set of the largest probabilities that has a share of top_p (a float or [batch])."""
     _check_nan(probs, "probs", check_nan)
-    return _draw(probs, indices, generator, seed, offset, return_valid, top_p=_share(top_p, probs))
+    return _draw(probs, indices, generator, seed, offset, return_valid, top_p=_share(top_p, probs, indices))
 
 
 def top_k_sampling_from_probs(probs, top_k, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False):
     """sampling_from_probs of the top_k largest probabilities (an int or [batch])."""
     _check_nan(probs, "probs", check_nan)
-    return _draw(probs, indices, generator, seed, offset, return_valid, top_k=_count(top_k, probs))
+    return _draw(probs, indices, generator, seed, offset, return_valid, top_k=_count(top_k, probs, indices))
 
 
 def min_p_sampling_from_probs(probs, min_p, indices=None, deterministic=True, generator=None, check_nan=False, seed=None, offset=None, return_valid=False):
     """sampling_from_probs of the probabilities that are at least min_p (a float or [batch]) times the largest."""
     _check_nan(probs, "probs", check_nan)
-    return _draw(probs, indices, generator, seed, offset, return_valid, min_p=_share(min_p, probs))
+    return _draw(probs, indices, generator, seed, offset, return_valid, min_p=_share(min_p, probs, indices))
 
 
 def _in_order(filter_apply_order):
@@ -174,7 +189,7 @@ def top_k_top_p_sampling_from_probs(probs, top_k, top_p, indices=None, filter_ap
     """Both filters. "top_k_first": top_p is a share of what top_k leaves; "joint": of the whole row."""
     first = _in_order(filter_apply_order)
     _check_nan(probs, "probs", check_nan)
-    return _draw(probs, indices, generator, seed, offset, return_valid, top_k=_count(top_k, probs), top_p=_share(top_p, probs), top_k_first=first)
+    return _draw(probs, indices, generator, seed, offset, return_valid, top_k=_count(top_k, probs, indices), top_p=_share(top_p, probs, indices), top_k_first=first)
 
 
 def top_k_top_p_sampling_from_logits(logits, top_k, top_p, indices=None, filter_apply_order="top_k_first", deterministic=True, generator=None, check_nan=False,
@@ -182,7 +197,7 @@ def top_k_top_p_sampling_from_logits(logits, top_k, top_p, indices=None, filter_
     """top_k_top_p_sampling_from_probs of softmax(logits), in one pass over them more."""
     first = _in_order(filter_apply_order)
     _check_nan(logits, "probs", check_nan)
-    return _draw(logits, indices, generator, seed, offset, logits=True, top_k=_count(top_k, logits), top_p=_share(top_p, logits), top_k_first=first)
+    return _draw(logits, indices, generator, seed, offset, logits=True, top_k=_count(top_k, logits, indices), top_p=_share(top_p, logits, indices), top_k_first=first)
 
 
 # ---- rows to rows ----

@@ -3,6 +3,7 @@
 
 import enum
 import math
+import re
 
 import numpy as np
 
@@ -53,6 +54,11 @@ def check_sizes(num_qo_heads, num_kv_heads, **sizes):
 
 def next_positive_power_of_2(x):
     return 1 if x < 1 else 1 << (int(x) - 1).bit_length()
+
+
+def last_positive_power_of_2(x):
+    """The largest power of two that is at most x; 1 below 1."""
+    return 1 if x < 1 else 1 << (int(x).bit_length() - 1)
 
 
 def get_alibi_slopes(n_heads, device=None):
@@ -118,6 +124,23 @@ def is_sm121a_supported(device):
     return _is_arch(device, 12, (1,))
 
 
+def is_sm12x_supported(device):
+    return _is_arch(device, 12)
+
+
+def is_sm100f_supported(device):
+    return _is_arch(device, 10)
+
+
+def is_cvt_rs_supported(device=None):
+    return False
+
+
+def is_fa3_backend_supported(*args, **kwargs):
+    """False: backends are names here, and determine_attention_backend says fa2."""
+    return False
+
+
 def get_device_sm_count(device):
     import torch
 
@@ -149,6 +172,71 @@ def register_custom_op(name, fn=None, /, *, mutates_args=(), device_types=None, 
 def register_fake_op(name, fn=None):
     """A decorator that leaves the function as it is."""
     return (lambda f: f) if fn is None else fn
+
+
+class FP4Tensor:
+    """A holder of 4-bit data and its scales, as scripts make it. Nothing here takes one."""
+
+    def __init__(self, data, scale, scale_start_index=0, original_shape=None):
+        self.data, self.scale, self.scale_start_index, self.original_shape = data, scale, scale_start_index, original_shape
+
+
+class LibraryError(Exception):
+    """Exists for `except` clauses; nothing here raises it."""
+
+
+class BackendSupportedError(Exception):
+    """Exists for `except` clauses; nothing here raises it."""
+
+
+class GPUArchitectureError(Exception):
+    """Exists for `except` clauses; nothing here raises it."""
+
+
+def version_at_least(version, base_version):
+    """Is a version such as "2.11.0+cu130" at least another one?"""
+    def numbers(text):
+        return [int(x) for x in re.findall(r"\d+", str(text).split("+")[0])[:3]]
+
+    return numbers(version) >= numbers(base_version)
+
+
+_buffers = {}
+
+
+def _get_cache_buf(name, nbytes, device):
+    """A uint8 torch tensor kept by name and device, at least as large as asked for."""
+    import torch
+
+    key = name, str(device)
+    if key not in _buffers or _buffers[key].numel() < nbytes:
+        _buffers[key] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return _buffers[key]
+
+
+def _get_cache_alibi_slopes_buf(num_qo_heads, device):
+    """get_alibi_slopes on a device, kept."""
+    key = "alibi", num_qo_heads, str(device)
+    if key not in _buffers:
+        _buffers[key] = get_alibi_slopes(num_qo_heads, device)
+    return _buffers[key]
+
+
+def _get_range_buf(seq_len, device):
+    from .decode import _get_range_buf
+
+    return _get_range_buf(seq_len, device)
+
+
+def _split_scale_param(scale):
+    """(tensor, 1.0) or (None, number)."""
+    return (scale, 1.0) if arrays.torch_of(scale) is not None else (None, 1.0 if scale is None else float(scale))
+
+
+def _check_cached_qkv_data_type(q, k, dtype_q, dtype_kv):
+    for name, x, dtype in (("q", q, dtype_q), ("k", k, dtype_kv)):
+        if x.dtype != dtype:
+            raise ValueError(f"The dtype of {name} {x.dtype} does not match the {name}_data_type {dtype} that plan() was given")
 
 
 def ceil_div(x, y):

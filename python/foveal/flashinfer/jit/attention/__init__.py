@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators of attention modules: refused by name. The one variant that jit_args may name is attention with sinks."""
+"""Generators of attention modules, as in flashinfer.jit. The one variant that jit_args may name is attention with sinks."""
 
 from . import variants
 
 
 def __getattr__(name):
-    from .. import __getattr__ as refuser
+    from .. import generator
 
-    return refuser(name)
+    return generator(__name__, name)
 
 
 __all__ = ["variants"]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that are given a batch and no plan (trtllm_..., xqa_..., cudnn_...) against float64. Torch tensors of the CPU, or of a GPU with --device cuda, where a
+call is captured, too."""
+
+import pytest
+
+import foveal.flashinfer as flashinfer
+from reference import attend, close, lse_close, numbers
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("by_default")
+
+LENGTHS, PAGE, KV_HEADS, HEADS, DIM = [37, 5, 64], 16, 2, 8, 64
+
+
+def ints(*x):
+    return torch.tensor(x, dtype=torch.int32)
+
+
+def made(layout, pair=False):
+    """(lengths, block table, cache, keys and values of each request)."""
+    table = torch.randperm(20)[:15].reshape(3, 5).to(torch.int32)
+    cache = torch.randn((20, 2, PAGE, KV_HEADS, DIM) if layout == "NHD" else (20, 2, KV_HEADS, PAGE, DIM)).half()
+    plain = cache if layout == "NHD" else cache.transpose(2, 3)
+    k, v = ([plain[table[r].long(), i].reshape(-1, KV_HEADS, DIM)[:n] for r, n in enumerate(LENGTHS)] for i in (0, 1))
+    return ints(*LENGTHS), table, (cache[:, 0], cache[:, 1]) if pair else cache, k, v
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("q_len", [1, 3])
+@pytest.mark.parametrize("pair", [False, True])
+def test_decode(device, layout, q_len, pair):
+    lengths, table, cache, k, v = made(layout, pair)
+    q, sinks = torch.randn(3 * q_len, HEADS, DIM).half(), torch.randn(HEADS)
+    for options in (dict(window_left=7), dict(sinks=sinks), dict(sinks=[sinks]), dict(out=torch.empty_like(q))):
+        out = flashinfer.trtllm_batch_decode_with_kv_cache(q, cache, None, table, lengths, 64, 0.1, 2.0, kv_layout=layout, q_len_per_req=q_len, **options)
+        given = sinks if "sinks" in options else None
+        for r in range(3):
+            rows = slice(r * q_len, (r + 1) * q_len)
+            close(out[rows], attend(q[rows], k[r], v[r], causal=True, scale=0.1, window_left=options.get("window_left", -1), sinks=given)[0] * 2, "float16")
+    assert out is options["out"]
+    xqa = flashinfer.xqa_batch_decode_with_kv_cache(q, cache, None, table, lengths, 64, torch.tensor(0.1), torch.tensor([2.0]), kv_layout=layout, q_len_per_req=q_len)
+    close(xqa, numbers(out), "float16")
+    if q_len == 1 and layout == "HND":
+        k_cache, v_cache = cache if pair else (cache[:, 0], cache[:, 1])
+        cudnn = flashinfer.cudnn.cudnn_batch_decode_with_kv_cache(q, k_cache, v_cache, 0.1, None, max_sequence_kv=64, actual_seq_lens_kv=lengths.view(3, 1, 1, 1),
+                                                                  block_tables=table)
+        close(cudnn * 2, numbers(out), "float16")
+
+
+def test_steps_that_change(device):
+    """Lengths and tables are those of the call, whatever was there before; wherever they lie."""
+    lengths, table, cache, k, v = made("HND")
+    q = torch.randn(3, HEADS, DIM).half()
+    for shift in (0, 3, 1):
+        lengths[:] = torch.tensor(LENGTHS) - shift
+        table[0, 0] = (table[0, 0] + shift) % 20
+        k[0], v[0] = (cache[table[0].long(), i].transpose(1, 2).reshape(-1, KV_HEADS, DIM) for i in (0, 1))
+        for here in (lengths, lengths.cpu().long()):
+            out = flashinfer.trtllm_batch_decode_with_kv_cache(q, cache, None, table, here, 64, 0.1)
+            for r, n in enumerate(lengths.tolist()):
+                close(out[r:r + 1], attend(q[r:r + 1], k[r][:n], v[r][:n], scale=0.1)[0], "float16")
+
+
+def test_captured(device):
+    if device.type != "cuda":
+        pytest.skip("graphs are a GPU's")
+    lengths, table, cache, k, v = made("HND")
+    q, out = torch.randn(3, HEADS, DIM).half(), torch.empty(3, HEADS, DIM).half()
+    call = lambda: flashinfer.trtllm_batch_decode_with_kv_cache(q, cache, None, table, lengths, 64, 0.1, out=out)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    lengths -= 2
+    graph.replay()
+    for r, n in enumerate(LENGTHS):
+        close(out[r:r + 1], attend(q[r:r + 1], k[r][:n - 2], v[r][:n - 2], scale=0.1)[0], "float16")
+
+
+def test_context(device):
+    lengths, table, cache, k, v = made("HND")
+    rows, q = ints(0, 4, 9, 12), torch.randn(12, HEADS, DIM).half()
+    out = flashinfer.prefill.trtllm_batch_context_with_kv_cache(q, cache, None, table, lengths, 5, 64, torch.tensor(0.1), torch.tensor([2.0]), 3, rows, None)
+    four = lambda x: x.view(-1, 1, 1, 1)
+    cudnn = flashinfer.prefill.cudnn_batch_prefill_with_kv_cache(q, cache[:, 0], cache[:, 1], 0.1, None, max_token_per_sequence=5, max_sequence_kv=64, causal=True,
+                                                                 actual_seq_lens_q=four(rows[1:] - rows[:-1]), actual_seq_lens_kv=four(lengths), block_tables=table)
+    for r in range(3):
+        mine = slice(rows[r], rows[r + 1])
+        want = attend(q[mine], k[r], v[r], causal=True, scale=0.1)[0]
+        close(out[mine], want * 2, "float16")
+        close(cudnn[mine], want, "float16")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_ragged(device, causal):
+    q, k, v = torch.randn(9, 8, 192).half(), torch.randn(30, 8, 192).half(), torch.randn(30, 8, 128).half()
+    rows, keys = ints(0, 4, 9), ints(0, 12, 30)
+    out, lse = flashinfer.prefill.trtllm_ragged_attention_deepseek(
+        query=q, key=k, value=v, workspace_buffer=None, seq_lens=keys[1:] - keys[:-1], max_q_len=5, max_kv_len=18, bmm1_scale=0.1, bmm2_scale=1.0, o_sf_scale=1.0,
+        batch_size=2, window_left=-1, cum_seq_lens_q=rows, cum_seq_lens_kv=keys, enable_pdl=False, is_causal=causal, return_lse=True)
+    cudnn = flashinfer.cudnn_batch_prefill_with_kv_cache(q, k, v, 0.1, None, max_token_per_sequence=5, max_sequence_kv=18, actual_seq_lens_q=ints(4, 5),
+                                                         actual_seq_lens_kv=ints(12, 18), causal=causal)
+    for r in range(2):
+        mine, theirs = slice(rows[r], rows[r + 1]), slice(keys[r], keys[r + 1])
+        want, want_lse = attend(q[mine], k[theirs], v[theirs], causal=causal, scale=0.1)
+        close(out[mine], want, "float16")
+        close(cudnn[mine], want, "float16")
+        lse_close(lse[mine], want_lse)
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_latent(device, axes):
+    lengths, table = ints(37, 5), torch.randperm(8)[:6].reshape(2, 3).to(torch.int32)
+    cache, q = torch.randn(8, 32, 576).bfloat16(), torch.randn(2, 2, 16, 576).bfloat16()
+    out = flashinfer.mla.trtllm_batch_decode_with_kv_cache_mla(
+        query=q, kv_cache=cache if axes == 3 else cache[:, None], workspace_buffer=None, qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64,
+        block_tables=table, seq_lens=lengths, max_seq_len=64, bmm1_scale=0.05, bmm2_scale=0.5)
+    for r, n in enumerate(lengths.tolist()):
+        k = cache[table[r].long()].reshape(-1, 1, 576)[:n]
+        close(out[r], attend(q[r], k, k[..., :512], causal=True, scale=0.05)[0] / 2, "bfloat16")
+
+
+def test_refusals(device):
+    lengths, table, cache, *_ = made("HND")
+    q = torch.randn(3, HEADS, DIM).half()
+    for options in (dict(mask=torch.ones(1)), dict(o_scale=2.0), dict(return_lse=True), dict(some_option=3), dict(out_dtype="float8_e4m3fn")):
+        with pytest.raises(NotImplementedError):
+            flashinfer.trtllm_batch_decode_with_kv_cache(q, cache, None, table, lengths, 64, **options)
+    for bad in ((q[:2], table, lengths), (q, table[0], lengths), (q, table, lengths[:2])):
+        with pytest.raises(ValueError, match="expected"):
+            flashinfer.trtllm_batch_decode_with_kv_cache(bad[0], cache, None, bad[1], bad[2], 64)
