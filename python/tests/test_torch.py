@@ -356,3 +356,51 @@ def test_wrappers_compile_once_for_any_rows(device):
     assert counter.frame_count == 2
     with pytest.raises(RuntimeError, match="3"):
         compiled(draw(device, 3, 4, 16))
+
+
+def test_singles_and_pod_compile(device):
+    """Functions of one request are one operator, of any length, with what they return as in eager mode; PODs are two."""
+    import foveal.flashinfer as flashinfer
+    from torch._dynamo.testing import CompileCounter
+
+    k, v = draw(device, 9, 2, 16), draw(device, 9, 2, 16)
+    mask = torch.ones(5, 9, dtype=torch.bool, device=device).tril(3)
+    calls = [lambda q: flashinfer.single_prefill_with_kv_cache(q, k[:q.shape[0] + 1], v[:q.shape[0] + 1], causal=True, logits_soft_cap=9.0),
+             lambda q: flashinfer.single_prefill_with_kv_cache_return_lse(q, k, v, k_scale=0.5, sm_scale=0.3)[1],
+             lambda q: flashinfer.single_decode_with_kv_cache(q[0], k, v, window_left=3, v_scale=2.0)]
+    for call in calls:
+        counter = CompileCounter()
+        compiled = torch.compile(lambda q: call(q) * 2, backend=counter, fullgraph=True)
+        for rows in (5, 3, 7, 4, 5):
+            q = draw(device, rows, 4, 16)
+            torch.testing.assert_close(compiled(q), call(q) * 2)
+        assert counter.frame_count <= 2
+    masked = torch.compile(lambda q: flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask) * 2, backend="aot_eager", fullgraph=True)
+    q = draw(device, 5, 4, 16)
+    torch.testing.assert_close(masked(q), flashinfer.single_prefill_with_kv_cache(q, k, v, custom_mask=mask) * 2)
+    ints = lambda x: torch.as_tensor(x, dtype=torch.int32, device=device)
+    cache, wrapper = draw(device, 8, 2, 4, 2, 16), flashinfer.PODWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8, device=device))
+    wrapper.plan(ints([0, 1, 3]), ints([2, 0, 1]), ints([3, 2]), 4, 2, 16, 4, q_data_type=torch.float32)
+    d = draw(device, 2, 4, 16)
+    wrapper.run(q, k, v, d, cache, causal_p=True)
+    pod = torch.compile(lambda q, d: [2 * x for x in wrapper.run(q, k, v, d, cache, causal_p=True)], backend="aot_eager", fullgraph=True)
+    for made, want in zip(pod(q, d), wrapper.run(q, k, v, d, cache, causal_p=True)):
+        torch.testing.assert_close(made, 2 * want)
+
+
+def test_companions_compile(device):
+    import foveal.flashinfer as flashinfer
+
+    weight, angles = draw(device, 32), draw(device, 8, 16)
+
+    def layer(x, at):
+        x = flashinfer.silu_and_mul(flashinfer.rmsnorm(x, weight).repeat(1, 2)) + flashinfer.gemma_rmsnorm(x, weight)
+        residual = x.clone()
+        flashinfer.fused_add_rmsnorm(x, residual, weight)
+        q, k = flashinfer.apply_rope_with_cos_sin_cache(at, x, residual, 16, angles)
+        return q * 2 + k + flashinfer.gelu_tanh_and_mul(torch.cat([x, residual], -1))
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    for rows in (3, 4, 5):
+        x, at = draw(device, rows, 32), torch.arange(rows, device=device)
+        torch.testing.assert_close(compiled(x, at), layer(x, at))

@@ -275,7 +275,7 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
         lse = arrays.empty(shape[:2], "f32", q)
     else:
         _check_output(lse, shape[:2], "f32", q, "lse")
-    if "foveal.torch" in sys.modules and _is_traced(q):
+    if is_compiled(q):
         _run_traced(attention, q, k, v, out, lse, args or {}, **tails)
     else:
         attention.plan.run(q, k, v, out, lse, args=args, **tails)
@@ -323,9 +323,19 @@ def _is_traced(x):
     return torch is not None and torch.compiler.is_compiling()
 
 
+def is_compiled(q):
+    """Is torch.compile looking, with foveal.torch's operators there to be called?"""
+    return "foveal.torch" in sys.modules and _is_traced(q)
+
+
+def as_tensor(x, like):
+    """A number as a tensor for an operator; None stays."""
+    return arrays.torch_of(like).full((), x, dtype=arrays.torch_of(like).float32, device=like.device) if isinstance(x, (float, int)) else x
+
+
 def rows_differ(q, wrapper):
     """Are the rows of q other than planned? In compiled code the operator asks that itself, so that one graph serves any number of rows."""
-    if "foveal.torch" in sys.modules and _is_traced(q):
+    if is_compiled(q):
         return False
     return q.shape[0] != wrapper._rows_total
 

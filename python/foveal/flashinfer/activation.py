@@ -33,6 +33,9 @@ def _gated(name, x, out):
         out = arrays.empty(shape, arrays.dtype_of(x), x)
     else:
         check_shape_dtype_device(out, shape, None, arrays.device_of(x), "out")
+    if core.is_compiled(x):
+        arrays.torch_of(x).ops.foveal.act_and_mul(name, x, out)
+        return out
     _act_and_mul(core.context_for(arrays.device_of(x)), name, _flat(x, "input", False), _flat(out, "out", True))
     return out
 

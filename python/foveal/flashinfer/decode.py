@@ -20,6 +20,11 @@ def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NON
     check_pos_encoding_mode(pos_encoding_mode)
     if kv_layout == "HND":
         k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
+    if core.is_compiled(q):
+        scales = [core.as_tensor(x, q) for x in (q_scale, k_scale, v_scale)]
+        made = arrays.torch_of(q).ops.foveal.single_attention(q, k, v, None, None, *scales, True, return_lse, False, kv_layout, pos_encoding_mode, sm_scale,
+                                                              window_left, logits_soft_cap, rope_scale, rope_theta, arrays.dtype_of(q))
+        return made if return_lse else made[0]
     if len(q.shape) != 2:
         raise ValueError(f"q has {len(q.shape)} axes; expected 2: heads, dim")
     _check_axes(k=k, v=v)

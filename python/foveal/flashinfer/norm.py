@@ -16,6 +16,9 @@ def _output(x, out):
 
 
 def _norm(x, weight, eps, out, plus_one=False, residual=None):
+    if core.is_compiled(x):
+        ops = arrays.torch_of(x).ops.foveal
+        return ops.rmsnorm(x, weight, out, eps, plus_one) if residual is None else ops.add_rmsnorm(x, residual, weight, eps, plus_one)
     _rmsnorm(core.context_for(arrays.device_of(x)), x, weight, out, eps=eps, plus_one=plus_one, residual=residual)
 
 

@@ -90,6 +90,12 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
     `causal`. window_left: keys kept to the left of a row's own, -1: all."""
     check_kv_layout(kv_layout)
     check_pos_encoding_mode(pos_encoding_mode)
+    if core.is_compiled(q) and kv_cache_sf is None:
+        scales = [core.as_tensor(x, q) for x in (scale_q, core._product(scale_k, k_scale), core._product(scale_v, v_scale))]
+        made = arrays.torch_of(q).ops.foveal.single_attention(
+            q, k, v, custom_mask, packed_custom_mask, *scales, False, return_lse, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
+            rope_scale, rope_theta, arrays.dtype_name(o_dtype) or arrays.dtype_of(q))
+        return made if return_lse else made[0]
     args = None
     fp4 = kv_cache_sf is not None
     if fp4:

@@ -130,7 +130,7 @@ def _rows_of_table(table, positions):
     whole = not (positions.is_floating_point() or positions.dtype == torch.bool) if torch is not None else positions.dtype.kind in "iu"
     if not whole or len(positions.shape) != 1:
         raise TypeError(f"positions is {tuple(positions.shape)} of {positions.dtype}; it must be [rows] of int32 or int64")
-    if torch is not None and not table.is_cpu:
+    if torch is not None and (not table.is_cpu or torch.compiler.is_compiling()):
         inside = (positions >= 0) & (positions < table.shape[0])
         return torch.where(inside[:, None], table[torch.where(inside, positions, 0)], float("nan"))
     at = arrays.to_numpy(positions)

@@ -99,7 +99,9 @@ def _paged(query, k, v, table, lengths, max_len, *, bmm1_scale, bmm2_scale=1.0, 
         lengths, table = arrays.host_ints(lengths, "seq_lens").reshape(-1), arrays.host_ints(table, "block_tables")
         keys, ids = lengths, table
     else:
-        lengths, table = arrays.to_device(lengths, query).reshape(-1), arrays.to_device(table, query)
+        lengths, table = arrays.to_device(lengths, query).reshape(-1).contiguous(), arrays.to_device(table, query)
+        if arrays.dtype_of(lengths) not in ("i32", "i64"):
+            lengths = arrays.cast(lengths, "i32")
         step = (spec, n, q_len, None if rows is None else rows.tobytes(), int(max_len), tuple(k.shape), tuple(table.shape), table.stride(), table.data_ptr(),
                 lengths.data_ptr(), lengths.dtype)
         most = min(int(max_len), table.shape[1] * k.shape[1])
