@@ -597,6 +597,11 @@ def test_batch_pod(lib, rng):
     for made, wanted in (((o_p, s_p), attend_batch(q_p, qo, a.k, a.v, causal=True)), ((o_d, s_d), attend_batch(q_d, np.arange(4), b.k, b.v))):
         close(made[0], wanted[0])
         lse_close(made[1], wanted[1])
+    masks = [rng.random((n, k)) < 0.6 for n, k in ((7, 40), (13, 19))]
+    for mask, causal in ((masks, True), (None, True), (masks, False), (None, False)):
+        given = None if mask is None else lib.bools(np.concatenate([x.reshape(-1) for x in mask]))
+        out = wrapper.run(lib.array(q_p), a.cache, lib.array(q_d), b.cache, custom_mask_p=given, causal_p=causal)
+        close(out[0], attend_batch(q_p, qo, a.k, a.v, causal=causal, mask=mask)[0])
 
 
 @pytest.mark.parametrize("R,C", [(1, 1), (4, 16), (16, 4), (1, 8)])

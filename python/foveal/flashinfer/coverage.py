@@ -15,7 +15,7 @@ COVERED = [
     ("BatchAttention", "any number of KV heads; returns (out, lse)"),
     ("BatchAttentionWithAttentionSinkWrapper", ""),
     ("PODWithPagedKVCacheWrapper", "no mask of the decode part"),
-    ("BatchPODWithPagedKVCacheWrapper", "no masks"),
+    ("BatchPODWithPagedKVCacheWrapper", "no mask of the decode part"),
     ("BatchMLAPagedAttentionWrapper", "ckv and kpe caches stay two tensors; no ckv_scale_arr, no o_scale"),
     ("MultiLevelCascadeAttentionWrapper", "one plan over all levels where masks allow"),
     ("BatchDecodeWithSharedPrefixPagedKVCacheWrapper", ""),

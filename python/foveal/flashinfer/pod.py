@@ -86,19 +86,28 @@ class BatchPODWithPagedKVCacheWrapper:
         options = dict(pos_encoding_mode=pos_encoding_mode, window_left=window_left, q_data_type=q_data_type, kv_data_type=kv_data_type, sm_scale=sm_scale,
                        rope_scale=rope_scale, rope_theta=rope_theta)
         heads = (num_qo_heads, num_kv_heads, head_dim, page_size)
-        self._prefill.plan(qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *heads, causal=self._causal, **options)
+        self._told = (qo_indptr_p, kv_indptr_p, kv_indices_p, last_page_len_p, *heads), options
+        self._masked = False
+        self._plan_prefill()
         self._decode.plan(qo_indptr_d, kv_indptr_d, kv_indices_d, last_page_len_d, *heads, **options)
 
     begin_forward = plan
 
+    def _plan_prefill(self, **mask):
+        where, options = self._told
+        self._prefill.plan(*where, causal=self._causal, **options, **mask)
+
     def run(self, q_p, paged_kv_cache_p, q_d, paged_kv_cache_d, custom_mask_p=None, packed_custom_mask_p=None, causal_p=False, q_scale=None, k_scale=None,
             v_scale=None, return_lse=False, use_fp16_qk_reduction=False, enable_pdl=None):
-        """One layer of both. Returns (out of the prefill, out of the decode), or a pair of (out, lse)."""
-        if custom_mask_p is not None or packed_custom_mask_p is not None:
-            raise NotImplementedError("custom_mask_p: give the mask to a BatchPrefillWithPagedKVCacheWrapper")
+        """One layer of both. A mask of the prefill part, as for BatchPrefillWithPagedKVCacheWrapper, is planned with in each run. Returns (out of the prefill, out
+        of the decode), or a pair of (out, lse)."""
         self._prefill._planned()
-        if causal_p != self._causal:
-            self._causal = causal_p
+        masked = custom_mask_p is not None or packed_custom_mask_p is not None
+        changed, self._causal = causal_p != self._causal, causal_p
+        if masked or self._masked:              # a mask belongs to a plan; the run after it goes back
+            self._masked = masked
+            self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
+        elif changed:
             self._prefill._respec(causal=causal_p)
         scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
         return self._prefill.run(q_p, paged_kv_cache_p, **scales), self._decode.run(q_d, paged_kv_cache_d, **scales)
