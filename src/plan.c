@@ -247,7 +247,8 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
     return cut;
 }
 
-/* The last tile of [k, end) that begins at or before `place`, as tile k does. Places ascend, so it is near: by doubled steps, then by halves. */
+/* The last tile of [k, end) that begins at or before `place`, as tile k does. Places ascend, so
+ * it is near: by doubled steps, then by halves. */
 static int32_t tile_at(const fv__maker *m, int32_t k, int64_t place)
 {
     const fv__tile *tiles = m->tiles;
@@ -309,24 +310,37 @@ static void count_parts(writer *w, const fv__segment *s, const fv__piece *p, int
     }
 }
 
-/* A piece that owes a merge. `record`: of its first row, -2: of each row. */
-static void put_partial(writer *w, const fv__tile *t, int32_t unit, int32_t key_first,
-                        int32_t key_end, int32_t record)
+/* What pieces of one tile have in common. */
+typedef struct tile_facts {
+    const fv__tile *tile;
+    const fv__segment *segment;
+    int64_t origin;
+    fv__cut_cost cost;
+} tile_facts;
+
+static inline tile_facts facts_of(const fv__maker *m, const fv__tile *t)
 {
-    const fv__maker *m = w->m;
     const fv__segment *s = &m->segments[t->segment];
-    const int64_t origin = fv__maker_origin(m, s, &m->infos[t->segment]);
-    const int32_t parts = fv__cut_parts(origin, key_first, key_end - key_first, m->chunk);
-    const fv__cut_cost c = fv__tile_cost(m, t->num_rows);
+    return (tile_facts){ t, s, fv__maker_origin(m, s, &m->infos[t->segment]),
+                         fv__tile_cost(m, t->num_rows) };
+}
+
+/* A piece that owes a merge. `record`: of its first row, -2: of each row. */
+static inline void put_partial(writer *w, const tile_facts *f, int32_t unit, int32_t key_first,
+                               int32_t key_end, int32_t record)
+{
+    const fv__tile *t = f->tile;
+    const int32_t parts =
+        fv__cut_parts(f->origin, key_first, key_end - key_first, w->m->chunk);
     const int32_t from = key_first == t->key_first ? key_first - t->free_keys : key_first;
     const int32_t to = key_end == t->key_first ? key_end - t->free_keys : key_end;
     fv__piece *p = &w->pieces[w->n++];
     *p = (fv__piece){ t->segment, t->row_first, t->num_rows, unit,
                       from,       to - from,    w->slot,     record };
     w->slot += parts * t->num_rows;
-    w->cost +=
-        fv__cut_piece_cost(&c, fv__cut_blocks(origin, key_first, key_end - key_first), parts);
-    if (record == -2) count_parts(w, s, p, parts);
+    w->cost += fv__cut_piece_cost(
+        &f->cost, fv__cut_blocks(f->origin, key_first, key_end - key_first), parts);
+    if (record == -2) count_parts(w, f->segment, p, parts);
 }
 
 /* Items [first, end) of a tile, uncut. */
@@ -334,8 +348,9 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
 {
     const fv__segment *s = &w->m->segments[t->segment];
     if (t->joined) {
+        const tile_facts f = facts_of(w->m, t);
         for (int32_t u = first; u < end; u++)
-            put_partial(w, t, s->unit_first + u, t->key_first, t->key_end, -2);
+            put_partial(w, &f, s->unit_first + u, t->key_first, t->key_end, -2);
         return;
     }
     const int32_t key_first = t->key_first - t->free_keys;
@@ -405,28 +420,23 @@ static bool cut_here(const writer *w, int32_t k, int32_t unit)
     return c->tile == k && c->unit == unit;
 }
 
-/* Workers that begin with item (k, unit), or before it where nothing is left for them. */
-static void begin_workers(writer *w, int32_t k, int32_t unit)
-{
-    for (; cut_here(w, k, unit) && w->m->cuts[w->cut].at < 0; w->cut++) next_worker(w);
-}
-
 static void put_cut_item(writer *w, int32_t k, int32_t unit)
 {
     const fv__tile *t = &w->m->tiles[k];
     const int32_t u = w->m->segments[t->segment].unit_first + unit, slot = w->slot,
                   record = t->joined ? -2 : w->record;
+    const tile_facts f = facts_of(w->m, t);
     int32_t key = t->key_first, pieces = 0;
     for (; cut_here(w, k, unit); w->cut++) {
         const int32_t at = w->m->cuts[w->cut].at;
         if (at > key) {
-            put_partial(w, t, u, key, at, record);
+            put_partial(w, &f, u, key, at, record);
             pieces++;
         }
         key = at;
         next_worker(w);
     }
-    put_partial(w, t, u, key, t->key_end, record);
+    put_partial(w, &f, u, key, t->key_end, record);
     if (!t->joined) put_records(w, t, u, slot, pieces + 1);
 }
 
@@ -436,10 +446,11 @@ static void put_split_item(writer *w, int32_t k, int32_t unit)
     const fv__tile *t = &m->tiles[k];
     const fv__segment *s = &m->segments[t->segment];
     const fv__cut_item item = item_of(m, s, &m->infos[t->segment], t);
+    const tile_facts f = facts_of(m, t);
     const int32_t slot = w->slot, record = t->joined ? -2 : w->record;
     for (int32_t i = 0; i < t->pieces; i++) {
         for (; cut_here(w, k, unit) && m->cuts[w->cut].at <= i; w->cut++) next_worker(w);
-        put_partial(w, t, s->unit_first + unit, fv__cut_split(&item, i, t->pieces),
+        put_partial(w, &f, s->unit_first + unit, fv__cut_split(&item, i, t->pieces),
                     fv__cut_split(&item, i + 1, t->pieces), record);
     }
     if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->pieces);
@@ -451,19 +462,19 @@ static void write_tile(writer *w, int32_t k)
     const fv__tile *t = &m->tiles[k];
     const int32_t units = m->segments[t->segment].num_units;
     for (int32_t u = 0; u < units; ) {
+        const fv__cut *c = w->cut < m->workers - 1 ? &m->cuts[w->cut] : NULL;
+        if (c && c->tile != k) c = NULL;
         if (t->pieces > 1) {
             put_split_item(w, k, u++);
-            continue;
-        }
-        begin_workers(w, k, u);
-        if (cut_here(w, k, u)) {
+        } else if (!c || c->unit > u) {         /* all units up to the cut */
+            put_items(w, t, u, c ? c->unit : units);
+            u = c ? c->unit : units;
+        } else if (c->at >= 0) {
             put_cut_item(w, k, u++);
-            continue;
+        } else {                        /* a worker begins here, or before where no item is left */
+            next_worker(w);
+            w->cut++;
         }
-        const bool more = w->cut < m->workers - 1 && m->cuts[w->cut].tile == k;
-        const int32_t end = more ? m->cuts[w->cut].unit : units;
-        put_items(w, t, u, end);
-        u = end;
     }
 }
 

@@ -437,7 +437,8 @@ static void caps(totals *t, scene *s, made *m)
 static void steps(totals *t, rng *r)
 {
     for (int i = 0; i < 40; i++) {
-        const int64_t total = i < 4 ? i : rng_between(r, 0, i < 20 ? 1000 : INT32_MAX) * (i < 30 ? 1 : INT64_C(1) << 30);
+        const int64_t most = i < 20 ? 1000 : INT32_MAX, unit = i < 30 ? 1 : INT64_C(1) << 30;
+        const int64_t total = i < 4 ? i : rng_between(r, 0, most) * unit;
         const int32_t workers = (int32_t)rng_between(r, 1, 500);
         fv__cut_steps at = fv__cut_steps_of(total, workers);
         int64_t sum = 0;
