@@ -338,9 +338,10 @@ class _PagedWrapper(_Wrapper):
 
     def _page_ids(self, indices):
         """Where kernels read page ids: on the wrapper's device, or on the host: an update takes those along."""
-        if arrays.device_of(indices) == "cpu":
+        where = arrays.device_of(indices)
+        if where == "cpu":
             return indices
-        if arrays.device_of(indices) == self._device:
+        if where == self._device:
             return (None, indices)
         return arrays.to_numpy(indices) if self._device == "cpu" else (None, arrays.to_device(indices, self._float_workspace_buffer))
 
