@@ -143,20 +143,19 @@ VFN v_pair v_rotate(v_pair x, v_i32 position, v_f32 frequency)
     return y;
 }
 
-VFN int64_t v_clamp_index(int64_t i, int64_t count) { return i < 0 ? 0 : i < count ? i : count - 1; }
+/* The element of an array of `count` that is nearest to index; of an absent one 0. Nothing in a launch writes what is read, and there is no branch, so reads
+ * of the same element are one, and one whose index stays the same leaves a loop. */
+static __device__ const int32_t v_zero = 0;
 
-/* Nothing in a launch writes what these read, and they read without asking first, so that a loop in which the index stays the same does it once. */
-static __device__ const float v_zero = 0;
-
-VFN v_f32 v_read(fv_floats x, v_i32 index)
+template <class T> VFN T v_nearest(const T *data, int64_t count, v_i32 index)
 {
-    return __ldg(!x.data || x.count <= 0 ? &v_zero : x.data + v_clamp_index(index, x.count));
+    const bool any = data && count > 0;
+    const int32_t last = !any ? 0 : count > 0x7fffffff ? 0x7fffffff : (int32_t)count - 1;
+    return __ldg((any ? data : (const T *)&v_zero) + v_imax(v_imin(index, last), 0));
 }
 
-VFN v_i32 v_readi(fv_ints x, v_i32 index)
-{
-    return __ldg(!x.data || x.count <= 0 ? (const int32_t *)&v_zero : x.data + v_clamp_index(index, x.count));
-}
+VFN v_f32 v_read(fv_floats x, v_i32 index) { return v_nearest(x.data, x.count, index); }
+VFN v_i32 v_readi(fv_ints x, v_i32 index) { return v_nearest(x.data, x.count, index); }
 
 VFN v_mask v_bit(fv_bits m, v_at at)
 {
