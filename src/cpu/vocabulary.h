@@ -392,19 +392,21 @@ VFN v_f32 v_log2(v_f32 x)
     return v_log_ends(x, v_fma(r, v_set(V_LOG2E), n));
 }
 
+/* e / (e + 2) with e = e^2|x| - 1, which loses nothing where x is small: |x| = n ln 2 / 2 + r, and e = 2^n (e^2r - 1) + 2^n - 1. From 10 on it is 1. */
 VFN v_f32 v_tanh(v_f32 x)
 {
-    const v_f32 y = v_abs(x), z = x * x;
-    v_f32 p = v_set(-0.00570498695914f);
-    p = v_fma(p, z, v_set(0.0206390871791f));
-    p = v_fma(p, z, v_set(-0.0537397150508f));
-    p = v_fma(p, z, v_set(0.133314421975f));
-    p = v_fma(p, z, v_set(-0.33333281942f));
-    const v_f32 near = v_fma(p * z, y, y);                              /* |x| < 0.625 */
-    const v_f32 e = v_exp(y + y);
-    const v_f32 far = v_set(1.0f) - v_set(2.0f) / (e + v_set(1.0f));
-    const v_f32 r = v_select(v_lt(y, v_set(0.625f)), near, far);
-    return v_of_bits(v_bits_of(r) | (v_bits_of(x) & 0x80000000u));
+    const v_f32 magic = v_set(12583039.0f), y = v_min(v_set(10.0f), v_abs(x));     /* as in v_exp2_neg */
+    const v_f32 t = v_fma(y, v_set(2.88539008177792681f), magic);
+    const v_f32 r = v_fma(magic - t, v_set(0.346573590279972655f), y);
+    const v_f32 power = v_of_bits(v_bits_of(t) << 23);
+    v_f32 p = v_set(0.088848027892f);
+    p = v_fma(p, r, v_set(0.267728688611f));
+    p = v_fma(p, r, v_set(0.666675201739f));
+    p = v_fma(p, r, v_set(1.33332348889f));
+    p = v_fma(p, r, v_set(1.99999992613f));
+    p = v_fma(p, r * r, r + r);
+    const v_f32 e = v_fma(power, p, power - v_set(1.0f)), z = e / (e + v_set(2.0f));
+    return v_of_bits(v_bits_of(z) | (v_bits_of(x) & 0x80000000u));
 }
 
 /* Sine and cosine of n * x, |n * x| < 2^31. The product and the quarter turns that are taken off are in double; what is left needs 24 bits.
