@@ -92,17 +92,6 @@ static void scores(work *w, const chunk *c)
 
 /* --------------------------------------------------------------------------------------------------- hooks on scores */
 
-/* A row's scores lie a stride apart; hooks want them together. */
-static void gather(const float *s, int step, int n, float *line)
-{
-    for (int i = 0; i < n; i++) line[i] = s[(int64_t)i * step];
-}
-
-static void scatter(float *s, int step, int n, const float *line)
-{
-    for (int i = 0; i < n; i++) s[(int64_t)i * step] = line[i];
-}
-
 /* One row's scores through the hooks, in the order of the variants. Into base 2 afterwards, unless they became weights. */
 static void hook_scores(work *w, block *b, const row *r, int head, float *line)
 {
@@ -121,16 +110,20 @@ static void scale_tokens(const work *w, const block *b, const chunk *c)
         if (b->seen >> i & 1) scale_line(w->s + (int64_t)i * c->rows, c->rows, token_scale(&w->run->k_scale, b->k_scale_at, i));
 }
 
+/* A row's scores lie a stride apart; hooks want them together: V_LANES rows at a time are turned into lines, and back. */
 static void hook_chunk(work *w, block *b, const chunk *c)
 {
-    float *line = w->line;
-    memset(line, 0, KEYS * sizeof *line);
-    for (int i = 0; i < c->rows && c->first + i < w->packed; i++) {
-        const int at = c->first + i;
-        if (!b->whole && !b->mask[at]) continue;
-        gather(w->s + i + (int64_t)c->key_first * c->rows, c->rows, c->key_end - c->key_first, line + c->key_first);
-        hook_scores(w, b, &w->rows[at / w->unit_heads], at % w->unit_heads, line);
-        scatter(w->s + i + (int64_t)c->key_first * c->rows, c->rows, c->key_end - c->key_first, line + c->key_first);
+    float lines[V_LANES * KEYS];
+    const int from = c->key_first / V_LANES * V_LANES;
+    memset(lines, 0, sizeof lines);
+    for (int first = 0; first < c->rows && c->first + first < w->packed; first += V_LANES) {
+        float *s = w->s + first;
+        for (int key = from; key < c->key_end; key += V_LANES) turn_square(s + (int64_t)key * c->rows, c->rows, lines + key, KEYS);
+        for (int i = 0; i < V_LANES && c->first + first + i < w->packed; i++) {
+            const int at = c->first + first + i;
+            if (b->whole || b->mask[at]) hook_scores(w, b, &w->rows[at / w->unit_heads], at % w->unit_heads, lines + i * KEYS);
+        }
+        for (int key = from; key < c->key_end; key += V_LANES) turn_square(lines + key, KEYS, s + (int64_t)key * c->rows, c->rows);
     }
 }
 

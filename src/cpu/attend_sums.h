@@ -50,10 +50,11 @@ static void add_sums(summing *x, const row *r, const block *b, const float *sums
 static void sum_row(summing *x, block *b, const chunk *c, int packed, float *sums)
 {
     work *w = x->w;
+    const float *s = w->s + (packed - c->first);
     float line[KEYS + SLACK] = { 0 };
     const uint64_t seen = b->whole ? b->seen : b->mask[packed];
     const v_f32 lse = v_set(lse_at(w, packed));
-    gather(w->s + (packed - c->first) + (int64_t)c->key_first * c->rows, c->rows, c->key_end - c->key_first, line + c->key_first);
+    for (int key = c->key_first; key < c->key_end; key++) line[key] = s[(int64_t)key * c->rows];
     for (int key = 0; key < KEYS; key += V_LANES)
         v_store(line + key, v_select(mask_bits(seen, key), v_exp2_neg(v_load(line + key) - lse), v_set(0.0f)));
     const fv__at at = place_block(w, b, &w->rows[packed / w->unit_heads], packed % w->unit_heads);

@@ -87,34 +87,6 @@ static bool fits_tiles(const fv__problem *p)
     return fits_bf16(p->k) && fits_bf16(p->v);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ turning */
-
-#define LOW_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define HIGH_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#define LOW_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
-#define HIGH_4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-#define LOW_2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define HIGH_2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define LOW_1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
-#define HIGH_1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-#define TURN_STEP(h)                                                                                                                   \
-    V_UNROLL                                                                                                                           \
-    for (int i = 0; i < 8; i++) {                                                                                                      \
-        const int at = i / h * 2 * h + i % h;                                                                                          \
-        const v_i32 a = x[at], b = x[at + h];                                                                                          \
-        x[at] = V_PICK(a, b, LOW_##h);                                                                                                 \
-        x[at + h] = V_PICK(a, b, HIGH_##h);                                                                                            \
-    }
-
-/* x[i] lane j becomes x[j] lane i. */
-VFN void turn(v_i32 *x)
-{
-    TURN_STEP(8)
-    TURN_STEP(4)
-    TURN_STEP(2)
-    TURN_STEP(1)
-}
-
 /* ------------------------------------------------------------------------------------------------------------ operands
  * 16-bit operands lie tile by tile, 1 KB each, two side by side: PAIR elements are what one step of a product of 32 x 32 sums takes of one side.
  *

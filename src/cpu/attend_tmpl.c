@@ -5,6 +5,7 @@
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
  *   attend_out.h     merging, slots, output            attend_tiles.h   the same for levels with matrix tiles
  *   attend_few8.h    few rows over 8-bit integers      attend_sums.h    the weights of keys, a second pass
+ *   attend_turn.h    a square of numbers turned
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
@@ -13,6 +14,7 @@
 
 #include "attend_block.h"
 #include "attend_out.h"
+#include "attend_turn.h"
 #include "attend_many.h"
 #if V_TILES
 #include "attend_tiles.h"

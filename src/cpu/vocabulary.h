@@ -392,7 +392,7 @@ VFN v_f32 v_log2(v_f32 x)
     return v_log_ends(x, v_fma(r, v_set(V_LOG2E), n));
 }
 
-/* e / (e + 2) with e = e^2|x| - 1, which loses nothing where x is small: |x| = n ln 2 / 2 + r, and e = 2^n (e^2r - 1) + 2^n - 1. From 10 on it is 1. */
+/* e / (e + 2) with e = e^2|x| - 1, which loses nothing where x is small: |x| = n ln 2 / 2 + r, e = 2^n (e^2r - 1) + 2^n - 1. From 10 on it is 1. */
 VFN v_f32 v_tanh(v_f32 x)
 {
     const v_f32 magic = v_set(12583039.0f), y = v_min(v_set(10.0f), v_abs(x));     /* as in v_exp2_neg */
