@@ -411,3 +411,10 @@ def test_items_by_tensors(device, rng):
     own = np.where(place < 12, 20, tokens.cpu().numpy()[np.maximum(place - 12, 0)])
     mask = (key <= place) & ((key < 12) | (place < key + own))
     close(out, attend(q, pages.k[0], pages.v[0], mask=mask)[0], "float16")
+
+
+def test_alibi_and_sinks():
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
+    wrapper.plan(ints(0, 1), ints(0), ints(3), 2, 2, 16, 4, "ALIBI", q_data_type=torch.float32)
+    with pytest.raises(NotImplementedError, match="ALIBI together with sinks"):
+        wrapper.run(torch.zeros(1, 2, 16), torch.zeros(1, 2, 4, 2, 16), sinks=torch.zeros(2))

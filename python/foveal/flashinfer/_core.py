@@ -291,6 +291,8 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
 def _arguments(attention, q, q_scale, k_scale, v_scale, sinks, args):
     """What a run brings by name. Plans the step again where that is more than before."""
     spec = attention.spec
+    if spec.alibi and sinks is not None:        # the bias counts from a row's index: against a sink that shows, and differs from row to row
+        raise NotImplementedError("ALIBI together with sinks")
     narrow = spec.k in _NARROW
     k_kind, k_value = _scale_kind(arrays.number_or_vector(_product(arrays.number_or_vector(q_scale), arrays.number_or_vector(k_scale))), narrow)
     v_kind, v_value = (None, None) if spec.v_in_k else _scale_kind(arrays.number_or_vector(v_scale), narrow)
