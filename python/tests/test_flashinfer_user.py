@@ -418,3 +418,27 @@ def test_alibi_and_sinks():
     wrapper.plan(ints(0, 1), ints(0), ints(3), 2, 2, 16, 4, "ALIBI", q_data_type=torch.float32)
     with pytest.raises(NotImplementedError, match="ALIBI together with sinks"):
         wrapper.run(torch.zeros(1, 2, 16), torch.zeros(1, 2, 4, 2, 16), sinks=torch.zeros(2))
+
+
+def test_refused_arguments():
+    """What would be cut, stretched or rounded without a word."""
+    q, k = torch.ones(4, 2, 16), torch.ones(9, 2, 16)
+    single = functools.partial(flashinfer.single_prefill_with_kv_cache, q, k, k)
+    flags, place = torch.ones(4, dtype=torch.bool), torch.zeros(64, dtype=torch.uint8)
+    blocks = flashinfer.BlockSparseAttentionWrapper(place)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(place)
+    items = lambda *given: paged.plan(ints(0, 3), ints(0, 1), ints(0), ints(3), 2, 2, 16, 4, causal=True, q_data_type=torch.float32, prefix_len_ptr=ints(1),
+                                      token_pos_in_items_ptr=given[0], token_pos_in_items_len=given[1])
+    cases = [(lambda: single(window_left=3.5), "window_left is 3.5"), (lambda: single(logits_soft_cap=math.nan), "logits_soft_cap is nan"),
+             (lambda: single(k_scale=torch.ones(3)), "a scale has 3 entries"), (lambda: single(custom_mask=flags.expand(9, 4)), r"custom_mask has the shape \(9, 4\)"),
+             (lambda: flashinfer.merge_state_in_place(q.clone(), torch.zeros(4, 2), q, torch.zeros(4, 2), mask=flags[:3]), "mask has the shape"),
+             (lambda: flashinfer.segment_packbits(flags, ints(0, 9)), "indptr must rise"), (lambda: flashinfer.segment_packbits(flags, ints(0, 3, 1)), "indptr must rise"),
+             (lambda: items(None, 0), "prefix_len_ptr needs"), (lambda: items(ints(0), 1), "token_pos_in_items of request 0 has 1 entries"),
+             (lambda: flashinfer.apply_rope(q, q, ints(0, 2, 4), ints(0)), "offsets has 1 entries and indptr 3"),
+             (lambda: flashinfer.silu_and_mul(torch.ones(3, 8, dtype=torch.float64)), "unsupported dtype torch.float64"),
+             (lambda: blocks.plan(ints(0, 1), ints(0), 4, 8, 4, 4, 2, 2, 16, mask=torch.ones(1, 3, 4, dtype=torch.bool)), "mask has the shape"),
+             (lambda: flashinfer.VariableBlockSparseAttentionWrapper(place).plan(torch.ones(2, 1, 2, dtype=torch.bool), ints(4, 4).view(2, 1),
+                                                                                 ints(9, -1, 4, 4).view(2, 2), 2, 2, 16), "none may be below 0")]
+    for call, text in cases:
+        with pytest.raises(ValueError, match=text):
+            call()

@@ -104,6 +104,8 @@ def _numpy_dtype(name):
 
 def empty(shape, name, like):
     """An array for outputs: of the library and on the device of `like`."""
+    if name not in _TORCH_NAMES:
+        raise ValueError(f"unsupported dtype {name}; float32, float16 and bfloat16 are")
     torch = torch_of(like)
     if torch is not None:
         return like.new_empty(shape, dtype=getattr(torch, _TORCH_NAMES[name]))

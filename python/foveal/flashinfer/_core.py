@@ -84,6 +84,10 @@ def _spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, 
               logits_soft_cap=None, pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, custom_mask=False, items=False,
               ranges=False):
     """A custom mask replaces the causal one. ranges: of the keys that count (padding is what lies outside)."""
+    if window_left != int(window_left):
+        raise ValueError(f"window_left is {window_left}; it must be an integer, -1 for no window")
+    if logits_soft_cap is not None and not math.isfinite(logits_soft_cap):
+        raise ValueError(f"logits_soft_cap is {logits_soft_cap}; it must be a number, None or 0 for none")
     variants = []
     alibi = pos_encoding_mode == "ALIBI"
     if pos_encoding_mode == "ROPE_LLAMA":
@@ -367,6 +371,8 @@ def _scale_argument(kind, value, heads, like):
             return value
         value = np.full(heads, value, np.float32)
     vector = arrays.f32_vector(value, like)
+    if vector.shape[0] not in (1, heads):
+        raise ValueError(f"a scale has {vector.shape[0]} entries; it is a number, or has one for each of the {heads} KV heads")
     return vector if kind == "tensor" or vector.shape[0] == heads else vector.expand(heads).contiguous()
 
 

@@ -26,6 +26,8 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None):
     if mask is None:
         merge(core.context_for(arrays.device_of(v)), [v, v_other], [s, _f32(s_other)], v, s, lse_base2=True)
         return
+    if tuple(mask.shape) != (v.shape[0],):
+        raise ValueError(f"mask has the shape {tuple(mask.shape)}; expected {(v.shape[0],)}")
     new_v, new_s = merge_state(v, s, v_other, s_other)
     torch = arrays.torch_of(v)
     if torch is not None:

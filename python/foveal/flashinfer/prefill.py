@@ -169,10 +169,15 @@ def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
 def _item_ranges(prefix_len, token_pos, stride, lengths):
     """Multi-item scoring as the ranges of the engine's "items": what lies between two delimiters. The empty range at the prefix's end makes the first
     delimiter no part of the prefix. A row's token position counts from its delimiter (0)."""
-    ranges, indptr = [], [0]
+    if token_pos is None:
+        raise ValueError("prefix_len_ptr needs token_pos_in_items_ptr and token_pos_in_items_len")
+    stride, ranges, indptr = int(stride), [], [0]
     for r, prefix in enumerate(prefix_len):
         prefix, length = int(prefix), int(lengths[r])
-        mine = token_pos[r * stride: (r + 1) * stride][:max(length - prefix, 0)].astype(np.int64)
+        behind = max(length - prefix, 0)
+        mine = token_pos[r * stride: (r + 1) * stride][:behind].astype(np.int64)
+        if len(mine) < behind:
+            raise ValueError(f"token_pos_in_items of request {r} has {len(mine)} entries; it has {behind} tokens behind its prefix")
         steps = np.diff(mine)
         if mine.size and (mine[0] != 0 or not ((steps == 1) | (mine[1:] == 0)).all()):
             raise ValueError(f"token_pos_in_items of request {r} must count 0, 1, 2, ... from each delimiter")

@@ -29,8 +29,10 @@ def packbits(x, bitorder="big"):
 def segment_packbits(x, indptr, bitorder="big"):
     """Packs each segment x[indptr[i]:indptr[i + 1]] from a byte of its own. Returns (uint8 bytes, byte offsets [segments + 1] int32)."""
     _weights(bitorder)
-    offsets = arrays.host_ints(indptr).astype(np.int64)
+    offsets = arrays.host_ints(indptr, "indptr").astype(np.int64)
     lengths = np.diff(offsets)
+    if len(offsets) < 1 or offsets[0] < 0 or (lengths < 0).any() or offsets[-1] > arrays.size_of(x):
+        raise ValueError(f"indptr must rise from 0 or more to at most the {arrays.size_of(x)} entries of x")
     starts = np.concatenate(([0], np.cumsum((lengths + 7) // 8)))
     torch = arrays.torch_of(x)
     if torch is None:

@@ -12,6 +12,8 @@ from . import _core as core
 
 def _positions(indptr, offsets, like):
     """Position of each row: offsets[request] + its index in the request. Rows behind the last request are at 0, which turns nothing."""
+    if len(offsets) != len(indptr) - 1:
+        raise ValueError(f"offsets has {len(offsets)} entries and indptr {len(indptr)}; expected one, and one more, a request")
     torch = arrays.torch_of(indptr)
     if torch is not None:
         row = torch.arange(like.shape[0], device=indptr.device)

@@ -49,6 +49,8 @@ class BlockSparseAttentionWrapper(_Wrapper):
         args, masked = None, mask is not None or packed_mask is not None
         if masked:
             if packed_mask is None:
+                if tuple(mask.shape) != (int(offsets[-1]), R, C):
+                    raise ValueError(f"mask has the shape {tuple(mask.shape)}; expected blocks, R, C = {(int(offsets[-1]), R, C)}")
                 packed_mask = segment_packbits(convert_bsr_mask_layout(mask, offsets), offsets.astype(np.int64) * R * C, bitorder="little")[0]
             args = {"bits": arrays.to_device(packed_mask, self._float_workspace_buffer)}
         o_name = arrays.dtype_name(o_data_type)
@@ -116,6 +118,8 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         if heads != num_kv_heads or row_sizes.shape != (heads, num_rows) or col_sizes.shape != (heads, num_cols):
             raise ValueError(f"block_mask_map {kept.shape}, block_row_sz {row_sizes.shape} and block_col_sz {col_sizes.shape} do not fit {num_kv_heads} KV heads")
         qo_len, kv_len = int(row_sizes[0].sum()), int(col_sizes[0].sum())
+        if (row_sizes < 0).any() or (col_sizes < 0).any():
+            raise ValueError("block_row_sz and block_col_sz are sizes: none may be below 0")
         if (row_sizes.sum(1) != qo_len).any() or (col_sizes.sum(1) != kv_len).any():
             raise ValueError("the blocks of every head must add up to the same number of rows, and of keys")
         page = math.gcd(*(int(x) for x in np.unique(col_sizes) if x)) if col_sizes.any() else 1
