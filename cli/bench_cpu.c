@@ -42,9 +42,9 @@ bool bench_fits(bench *b, const char *name, int64_t bytes)
     return false;
 }
 
-/* Decode of n requests of L keys in bf16 beside a streaming read of the same bytes; int8 beside
- * bf16. */
-static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, bool quantised)
+/* Decode of n requests of L keys in bf16 beside a streaming read of the same bytes; those of a
+ * narrower type beside bf16. */
+static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, const char *quantised)
 {
     int32_t *rows = bench_constant(n, 1), *lengths = bench_constant(n, length);
     workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
@@ -53,7 +53,7 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, b
     bool good = true;
     if (bench_fits(b, name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
         good = workload_open(b->ctx, NULL, &desc, &full);
-        desc.kv_dtype = "int8";
+        desc.kv_dtype = quantised;
         good = good && (!quantised || workload_open(b->ctx, NULL, &desc, &small));
         read_floor floors[] = { { &full, b->threads }, { &small, b->threads } };
         candidate c[] = { { bench_time_run, &full, { 0 } },
@@ -217,15 +217,23 @@ static bool invariant_case(bench *b, const char *name, int64_t n, int32_t length
     return good;
 }
 
-static bool decode_8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, false); }
-static bool decode_1(bench *b, const char *name) { return decode_case(b, name, 1, 4096, false); }
+static bool decode_8(bench *b, const char *name) { return decode_case(b, name, 8, 32768, NULL); }
+static bool decode_1(bench *b, const char *name) { return decode_case(b, name, 1, 4096, NULL); }
 static bool decode_8_int8(bench *b, const char *name)
 {
-    return decode_case(b, name, 8, 32768, true);
+    return decode_case(b, name, 8, 32768, "int8");
+}
+static bool decode_8_int4(bench *b, const char *name)
+{
+    return decode_case(b, name, 8, 32768, "int4");
 }
 static bool decode_1_int8(bench *b, const char *name)
 {
-    return decode_case(b, name, 1, 4096, true);
+    return decode_case(b, name, 1, 4096, "int8");
+}
+static bool decode_1_int4(bench *b, const char *name)
+{
+    return decode_case(b, name, 1, 4096, "int4");
 }
 static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048); }
 static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192); }
@@ -256,6 +264,8 @@ static const bench_case cases[] = {
     { "decode b=1 L=4096 32/8", decode_1 },
     { "decode b=8 L=32768 32/8 int8", decode_8_int8 },
     { "decode b=1 L=4096 32/8 int8", decode_1_int8 },
+    { "decode b=8 L=32768 32/8 int4", decode_8_int4 },
+    { "decode b=1 L=4096 32/8 int4", decode_1_int4 },
     { "skew zipf b=16 32/32", skew_32_32 },
     { "skew zipf b=16 32/8", skew_32_8 },
     { "skew zipf b=16 32/4", skew_32_4 },

@@ -86,6 +86,7 @@ static const element_type types[] = {
     { "fp8_e4m3", 1, 0x1p-4, 448, 0x1p-9, load_e4m3, NULL },
     { "fp8_e5m2", 1, 0x1p-3, 57344, 0x1p-16, load_e5m2, NULL },
     { "int8", 1, 0, 127, 1, load_int8, NULL },
+    { "int4", 0, 0, 15, 1, NULL, NULL },
 };
 
 const element_type *element_find(const char *name)

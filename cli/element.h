@@ -14,11 +14,11 @@
 
 typedef struct element_type {
     const char *name;
-    int bytes;
+    int bytes;                          /* 0: two to a byte, with scales and zeros of groups */
     double rounding;                    /* largest relative error of rounding to it */
     double largest;                     /* largest finite value */
     double step;                        /* distance of the numbers next to 0 */
-    double (*load)(const void *at);     /* one element */
+    double (*load)(const void *at);     /* one element; NULL: int4, which is only timed */
     void (*store)(void *at, double x);  /* NULL: only the library writes it (8-bit caches) */
 } element_type;
 

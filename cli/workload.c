@@ -13,8 +13,29 @@ static const element_type *cache_type(const workload_desc *d)
 
 static int32_t dim_v(const workload_desc *d) { return d->dim_v ? d->dim_v : d->dim; }
 
-/* Elements of K and V that a token and KV head has. */
-static int64_t token_dims(const workload_desc *d) { return d->dim + (d->latent ? 0 : dim_v(d)); }
+/* Bytes of a row of K or V; int4: its codes. */
+static int64_t code_bytes(const workload_desc *d, int64_t dim)
+{
+    return cache_type(d)->bytes ? dim * cache_type(d)->bytes : dim / 2;
+}
+
+/* Those of its scales and zeros: a pair of f16 for 64 elements. */
+enum { GROUP = 64, PAIR_BYTES = 4 };
+static int64_t pair_bytes(const workload_desc *d, int64_t dim)
+{
+    return cache_type(d)->bytes ? 0 : dim / GROUP * PAIR_BYTES;
+}
+
+static int64_t row_bytes(const workload_desc *d, int64_t dim)
+{
+    return code_bytes(d, dim) + pair_bytes(d, dim);
+}
+
+/* Bytes of K and V that a token and KV head has. */
+static int64_t token_bytes(const workload_desc *d)
+{
+    return row_bytes(d, d->dim) + (d->latent ? 0 : row_bytes(d, dim_v(d)));
+}
 
 /* ---- the batch ---- */
 
@@ -37,7 +58,7 @@ static void count(workload *w)
         if (d->page_size)
             w->total_pages += div_up(d->lengths[i], d->page_size);
     }
-    const double token = (double)d->kv_heads * (double)token_dims(d) * cache_type(d)->bytes;
+    const double token = (double)d->kv_heads * (double)token_bytes(d);
     w->bytes = token * (double)keys;
     w->asked_bytes = token * (double)seen;
 }
@@ -107,7 +128,7 @@ static void fill(const element_type *type, const memory *m, int64_t bytes, uint6
         element_fill(type, m->data, block / type->bytes, 1, seed);
     for (int64_t i = 0; !type->store && i < block; i++) {
         const uint64_t r = mix64(seed, (uint64_t)i);    /* 8-bit floats: below 2, no NaN */
-        m->data[i] = (char)(strcmp(type->name, "int8") ? r & 0xbf : r % 255 - 127);
+        m->data[i] = (char)(!type->bytes ? r : strcmp(type->name, "int8") ? r & 0xbf : r % 255 - 127);
     }
     memory_put(m, 0, block);
     for (int64_t done = block; done < bytes; done += block) {
@@ -118,6 +139,15 @@ static void fill(const element_type *type, const memory *m, int64_t bytes, uint6
             memcpy(m->data + done, m->data, (size_t)n);
     }
     gpu_wait(m->where);
+}
+
+/* Scales of 1/4 and zeros of 7.5, behind the codes. */
+static void fill_pairs(const workload_desc *d, int64_t tokens, int64_t dim, char *cache)
+{
+    static const uint16_t pair[2] = { 0x3400, 0x4780 };
+    char *at = cache + tokens * d->kv_heads * code_bytes(d, dim);
+    for (int64_t n = tokens * d->kv_heads * pair_bytes(d, dim); n > 0; n -= PAIR_BYTES, at += PAIR_BYTES)
+        memcpy(at, pair, PAIR_BYTES);
 }
 
 /* What one copy's last run has left in the GPU's cache is gone before that copy's next turn: the
@@ -139,9 +169,9 @@ static bool make_tensors(workload *w)
     const element_type *type = cache_type(d), *bf16 = element_find("bf16");
     const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys,
                   heads = w->total_rows * d->q_heads * bf16->bytes;
-    w->k_bytes = div_up(tokens * d->kv_heads * d->dim * type->bytes, 256) * 256;
+    w->k_bytes = div_up(tokens * d->kv_heads * row_bytes(d, d->dim), 256) * 256;
     w->v_bytes = d->latent ? 0
-                           : div_up(tokens * d->kv_heads * dim_v(d) * type->bytes, 256) * 256;
+                           : div_up(tokens * d->kv_heads * row_bytes(d, dim_v(d)), 256) * 256;
     w->copies = choose_copies(w);
     if (!memory_allocate(w->gpu, heads * d->dim, &w->q) ||
         !memory_allocate(w->gpu, heads * dim_v(d), &w->o) ||
@@ -152,6 +182,10 @@ static bool make_tensors(workload *w)
     fill(type, &w->k, w->k_bytes * w->copies, 2);
     if (w->v_bytes)
         fill(type, &w->v, w->v_bytes * w->copies, 3);
+    if (!type->bytes) {                         /* the CPU's */
+        fill_pairs(d, tokens, d->dim, w->k.data);
+        fill_pairs(d, tokens, dim_v(d), w->v.data);
+    }
     return true;
 }
 
@@ -174,8 +208,7 @@ int64_t workload_bytes(const workload_desc *d)
     count(&w);
     const int64_t pool = max_i64(w.total_keys, d->num_requests * d->pool_keys);
     const double bytes = d->prefix ? w.bytes
-                                   : (double)pool * d->kv_heads * (double)token_dims(d) *
-                                         cache_type(d)->bytes;
+                                   : (double)pool * d->kv_heads * (double)token_bytes(d);
     return (int64_t)bytes + w.total_rows * d->q_heads * d->dim * 4;
 }
 
@@ -273,16 +306,30 @@ static fv_tensor cache_of(const workload *w, char *at, int64_t dim)
                         .stride = { d->page_size * token, token, dim, 1 } };
 }
 
+/* The pairs of a cache at `at`, which lie behind its codes. */
+static fv_tensor pairs_of(const workload *w, char *at, int64_t dim)
+{
+    const workload_desc *d = &w->desc;
+    const int64_t tokens = d->page_size ? w->num_pages * d->page_size : w->total_keys;
+    fv_tensor t = cache_of(w, at + tokens * d->kv_heads * code_bytes(d, dim), dim / GROUP * 2);
+    t.dtype = "f16";
+    return t;
+}
+
 fv_status workload_run(workload *w, int copy, fv_error *err)
 {
     const workload_desc *d = &w->desc;
-    const fv_arg scales[] = { { .name = "k_scale", .number = WORKLOAD_SCALE },
-                              { .name = "v_scale", .number = WORKLOAD_SCALE } };
+    const bool pairs = !cache_type(d)->bytes;
+    const fv_tensor k_pairs = pairs_of(w, w->k.device, d->dim), v_pairs = pairs_of(w, w->v.device, dim_v(d));
+    const fv_arg numbers[] = { { .name = "k_scale", .number = WORKLOAD_SCALE },
+                               { .name = "v_scale", .number = WORKLOAD_SCALE } };
+    const fv_arg tensors[] = { { .name = "k_block_scale", .tensor = &k_pairs },
+                               { .name = "v_block_scale", .tensor = &v_pairs } };
     fv_tensors t = { .q = rows_of(w->q.device, w->total_rows, d->q_heads, d->dim),
                      .k = cache_of(w, w->k.device + copy * w->k_bytes, d->dim),
                      .o = rows_of(w->o.device, w->total_rows, d->q_heads, dim_v(d)),
-                     .args = scales,
-                     .num_args = cache_type(d)->bytes != 1 ? 0
+                     .args = pairs ? tensors : numbers,
+                     .num_args = cache_type(d)->bytes > 1  ? 0
                                  : d->latent               ? 1
                                                            : 2 };
     if (!d->latent)
