@@ -255,6 +255,28 @@ static void check_pairs(const probe *p)
     report(p, "join_bf16", !memcmp(joined, a, sizeof joined), "differs (%.0f, %.0f)", 0, 0);
 }
 
+/* Exact, the largest bytes among them. */
+static void check_bytes(const probe *p)
+{
+    int32_t a[PROBE_BLOCK], b[PROBE_BLOCK], c[PROBE_BLOCK], y[PROBE_BLOCK];
+    uint64_t state = 17;
+    int wrong = 0;
+    for (int round = 0; round < 200; round++) {
+        for (int i = 0; i < PROBE_BLOCK; i++) {
+            a[i] = round ? (int32_t)(next_random(&state) & 0x7F7F7F7F) : 0x7F7F7F7F;
+            b[i] = round ? (int32_t)next_random(&state) : i & 1 ? (int32_t)0x80808080u : 0x7F7F7F7F;
+            c[i] = (int32_t)next_random(&state) >> 8;
+        }
+        p->dot_bytes(a, b, c, y);
+        for (int i = 0; i < PROBE_BLOCK; i++) {
+            int32_t want = c[i];
+            for (int k = 0; k < 4; k++) want += (a[i] >> 8 * k & 127) * (int8_t)((uint32_t)b[i] >> 8 * k);
+            wrong += y[i] != want;
+        }
+    }
+    report(p, "dot_bytes", !wrong, "%.0f sums differ (%.0f)", wrong, 0);
+}
+
 /* ------------------------------------------------------------------------------------------------------------- types */
 
 static bool same(float a, float b) { return isnan(a) ? isnan(b) : bits_of(a) == bits_of(b); }
@@ -356,6 +378,7 @@ static void check_level(const probe *p)
     check_rotate(p);
     check_arithmetic(p);
     check_pairs(p);
+    check_bytes(p);
     for (int type = 0; type < FV__NUM_DTYPES; type++) {
         check_load(p, (fv__dtype)type);
         check_store(p, (fv__dtype)type);

@@ -18,6 +18,8 @@
 #if V_LANES == 1
 VFN v_f32 sum_lanes(v_f32 *x) { return x[0]; }
 VFN v_f32 max_lanes(v_f32 *x) { return x[0]; }
+#define sum_eight sum_lanes
+#define max_eight max_lanes
 #else
 #if V_LANES == 16
 #define BLEND_8 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31
@@ -64,7 +66,26 @@ VFN v_f32 max_lanes(v_f32 *x)
     HALVE_ALL(v_max);
     return x[0];
 }
+
+/* The same of eight vectors at most; in the lanes behind are no numbers. */
+#if V_LANES == 16
+VFN v_f32 sum_eight(v_f32 *x)
+{
+    HALVE(4, v_add); HALVE(2, v_add); HALVE(1, v_add);
+    return x[0] + V_PICK(x[0], x[0], SWAP_8);
+}
+
+VFN v_f32 max_eight(v_f32 *x)
+{
+    HALVE(4, v_max); HALVE(2, v_max); HALVE(1, v_max);
+    return v_max(x[0], V_PICK(x[0], x[0], SWAP_8));
+}
+#else
+#define sum_eight sum_lanes
+#define max_eight max_lanes
 #endif
+#endif
+enum { EIGHT = V_LANES < 8 ? V_LANES : 8 };
 
 /* --------------------------------------------------------------------------------------------------- streamed elements
  * bf16 is read two vectors at a time, even places and odd places: a shift and a mask, no shuffle. Q lies in the same order; sums of values are put
@@ -324,14 +345,14 @@ VFN v_mask mask_bits(uint64_t bits, int key)
 #endif
 }
 
-/* Scores of V_LANES rows and fewer to weights, and their states: what is one number a row is one lane of a vector. seen[row]: the places it sees. */
+/* Scores of EIGHT rows and fewer to weights, and their states: what is one number a row is one lane of a vector. seen[row]: the places it sees. */
 static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
 {
     const v_f32 scale = v_set(w->has_score ? 1.0f : w->score_scale);
-    v_f32 lanes[V_LANES];
+    v_f32 lanes[EIGHT];
     float base[V_LANES];
     V_UNROLL
-    for (int r = 0; r < V_LANES; r++) lanes[r] = v_set(-infinity);
+    for (int r = 0; r < EIGHT; r++) lanes[r] = v_set(-infinity);
     for (int r = 0; r < rows; r++) {
         float *s = w->s + (int64_t)(at + r) * KEYS;
         for (int key = 0; key < KEYS; key += V_LANES) {
@@ -341,12 +362,12 @@ static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
             lanes[r] = v_max(x, lanes[r]);
         }
     }
-    const v_f32 old = v_load(w->m + at), top = v_max(max_lanes(lanes), old);
+    const v_f32 old = v_load(w->m + at), top = v_max(max_eight(lanes), old);
     const v_f32 zero = v_select(v_eq(top, v_set(-infinity)), v_set(0.0f), top);             /* nothing seen yet: -inf - 0 stays -inf */
     const v_f32 alpha = v_exp2_neg(old - zero);
     v_store(base, zero);
     V_UNROLL
-    for (int r = 0; r < V_LANES; r++) lanes[r] = v_set(0.0f);
+    for (int r = 0; r < EIGHT; r++) lanes[r] = v_set(0.0f);
     for (int r = 0; r < rows; r++) {
         float *s = w->s + (int64_t)(at + r) * KEYS;
         for (int key = 0; key < KEYS; key += V_LANES) {
@@ -356,7 +377,7 @@ static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
         }
     }
     v_store(w->m + at, top);
-    v_store(w->l + at, v_fma(v_load(w->l + at), alpha, sum_lanes(lanes)));
+    v_store(w->l + at, v_fma(v_load(w->l + at), alpha, sum_eight(lanes)));
     v_store(w->alpha + at, alpha);
 }
 
@@ -392,7 +413,7 @@ static void few_weigh(work *w, block *b)
         seen[i] = b->whole ? b->seen : b->mask[i];
         if (w->has_weight) few_weights(w, i, seen[i], s);
     }
-    for (int i = 0; i < w->packed && !w->has_weight; i += V_LANES) few_softmax(w, i, fv__min32(V_LANES, w->packed - i), seen);
+    for (int i = 0; i < w->packed && !w->has_weight; i += EIGHT) few_softmax(w, i, fv__min32(EIGHT, w->packed - i), seen);
     for (int i = 0; i < w->packed && w->run->v_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_value; i++)
         few_token_scales(&w->run->v_scale, b, b->v_scale_at, w->s + i * KEYS);
 }
@@ -408,6 +429,8 @@ static void point_rows(const work *w, block *b)
         const bool seen = b->seen >> i & 1;
         b->k_row[i] = seen ? r->k.data + b->k_at[i] * k_bits / 8 : (const char *)w->zeros;
         b->v_row[i] = seen ? r->v.data + b->v_at[i] * v_bits / 8 : (const char *)w->zeros;
+        if (w->k4) b->k_pair[i] = seen ? r->k_block_scale.data + 2 * b->k_group_at[i] : (const char *)w->zeros;
+        if (w->v4) b->v_pair[i] = seen ? r->v_block_scale.data + 2 * b->v_group_at[i] : (const char *)w->zeros;
     }
 }
 
@@ -432,16 +455,12 @@ static int64_t unit_shift(const work *w, const fv__view *v, int dtype, int at)
     return (w->units[at].kv_head - w->units[0].kv_head) * v->stride[axis] * bits_as(dtype) / 8;
 }
 
-/* The rows of K (V) in a block that follows; NULL: there is none. */
-static void plan_ahead(const work *w, const block *b, int units, bool keys, ahead *out)
+/* The rows of `v` that lie at rows[KEYS] for the first unit; NULL: there are none to ask for. */
+static void plan_runs(const work *w, const fv__view *v, int dtype, int units, const char *const *rows, ahead *out)
 {
-    const fv__view *v = keys ? &w->run->k : &w->run->v;
-    const int dtype = keys ? w->p->k : w->p->v;
     const int bytes = (int)((int64_t)v->width * bits_as(dtype) / 8);
-    const bool none = !b || (!keys && w->p->v_in_k);
-    *out = (ahead){ .row_bytes = bytes, .bytes = bytes, .runs = units, .token = KEYS };
-    if (none) return;
-    out->rows = keys ? b->k_row : b->v_row;
+    *out = (ahead){ .rows = rows, .row_bytes = bytes, .bytes = bytes, .runs = units, .token = KEYS };
+    if (!rows) return;
     out->token = 0;
     for (int i = 0; i < units; i++) out->shift[i] = unit_shift(w, v, dtype, i);
     if (out->shift[units - 1] == (int64_t)(units - 1) * bytes) {
@@ -449,6 +468,21 @@ static void plan_ahead(const work *w, const block *b, int units, bool keys, ahea
         out->bytes = units * bytes;
     }
 }
+
+/* The rows of K and V, and their scales of groups, in a block that follows; NULL: there is none. */
+enum { NEXT_K, NEXT_V, NEXT_K_PAIRS, NEXT_V_PAIRS, NEXTS };
+
+static void plan_ahead(const work *w, const block *b, int units, ahead out[NEXTS])
+{
+    const fv__run *r = w->run;
+    const bool values = b && !w->p->v_in_k;
+    plan_runs(w, &r->k, w->p->k, units, b ? b->k_row : NULL, &out[NEXT_K]);
+    plan_runs(w, &r->v, w->p->v, units, values ? b->v_row : NULL, &out[NEXT_V]);
+    plan_runs(w, &r->k_block_scale, FV__DTYPE_f16, units, b && w->k4 ? b->k_pair : NULL, &out[NEXT_K_PAIRS]);
+    plan_runs(w, &r->v_block_scale, FV__DTYPE_f16, units, values && w->v4 ? b->v_pair : NULL, &out[NEXT_V_PAIRS]);
+}
+
+#include "attend_few4.h"
 
 static scores_fn *choose_scores(const work *w)
 {
@@ -487,22 +521,25 @@ static void sum_values(const work *w, const few_sums *x)
     choose_values(w)(x);
 }
 
-/* Unit `at` of those that are done together. */
-static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
+static void score_few(work *w, block *b, int at, ahead *next)
 {
     const fv__run *r = w->run;
-    const int first = lowest(b->seen), end = above_highest(b->seen);
-    const char *k_now[KEYS], *v_now[KEYS];
-    const few_rows k = { k_now, first, end, next_k }, v = { v_now, first, end, next_v };
-
+    const char *k_now[KEYS];
+    const few_rows k = { k_now, lowest(b->seen), above_highest(b->seen), next };
     if (w->k_direct) move_rows(w, b, b->k_row, unit_shift(w, &r->k, w->p->k, at), k_now);
     else {
         fetch_keys(w, b, 0, KEYS);
         point_unpacked(k_now, w->k, w->dk_pad);
     }
     score_rows(w, &k);
-    few_weigh(w, b);
+}
 
+static void value_few(work *w, block *b, int at, ahead *next)
+{
+    const fv__run *r = w->run;
+    const int first = lowest(b->seen), end = above_highest(b->seen);
+    const char *v_now[KEYS];
+    const few_rows v = { v_now, first, end, next };
     const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
     if (w->v_direct) move_rows(w, b, b->v_row, unit_shift(w, &r->v, w->p->v, at), v_now);
     else {
@@ -513,16 +550,35 @@ static void attend_few(work *w, block *b, int at, ahead *next_k, ahead *next_v)
     sum_values(w, &x);
 }
 
+/* Unit `at` of those that are done together. */
+static void attend_few(work *w, block *b, int at, ahead next[NEXTS])
+{
+#if V_BYTES
+    if (w->k4) score_few4(w, b, at, &next[NEXT_K], &next[NEXT_K_PAIRS]);
+    else
+#endif
+        score_few(w, b, at, &next[NEXT_K]);
+    few_weigh(w, b);
+#if V_BYTES
+    if (w->v4) value_few4(w, b, at, &next[NEXT_V], &next[NEXT_V_PAIRS]);
+    else
+#endif
+        value_few(w, b, at, &next[NEXT_V]);
+}
+
 /* Row i of Q as the scores read it: floats, in the order of load_parts; bf16; or words, where false says that the row cannot be. */
 static bool load_few_row(work *w, int i, int rows, bool words)
 {
-    float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots || words ? w->line : out;
+    float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots || w->k4 || words ? w->line : out;
     if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
     else memset(line, 0, (size_t)w->dk_pad * sizeof *line);
 #if V_WORDS
     if (words) return load_words(w, i, rows, line);
 #endif
     (void)rows;
+#if V_BYTES
+    if (w->k4) quantise_query(line, w->dk, group_of(&w->run->k_block_scale, w->dk), out);
+#endif
     if (w->k_dots) pack(FV__DTYPE_bf16, w->q, (int64_t)i * w->dk_pad, w->dk, line);
     else if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
     return true;

@@ -4,8 +4,8 @@
  *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
  *   attend_out.h     merging, slots, output            attend_tiles.h   the same for levels with matrix tiles
- *   attend_few8.h    few rows over 8-bit integers      attend_sums.h    the weights of keys, a second pass
- *   attend_turn.h    a square of numbers turned
+ *   attend_few8.h    few rows over 8-bit integers      attend_few4.h    few rows over 4-bit integers with scales of groups
+ *   attend_turn.h    a square of numbers turned        attend_sums.h    the weights of keys, a second pass
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
@@ -138,14 +138,16 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
     if (b) point_rows(w, b);
     while (b) {
         block *next = next_block(w, other_block(w, b), &x);
-        ahead k, v;
+        ahead ask_for[NEXTS];
         if (next) point_rows(w, next);
-        plan_ahead(w, next, units, true, &k);
-        plan_ahead(w, next, units, false, &v);
+        plan_ahead(w, next, units, ask_for);
+#if V_BYTES
+        begin_few4(w, b, units);
+#endif
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
             if (u) shift_block(w, b, w->units[u].kv_head - w->units[u - 1].kv_head);
-            attend_few(w, b, u, &k, &v);
+            attend_few(w, b, u, ask_for);
         }
         enter_unit(w, 0);
         b = next;

@@ -19,6 +19,11 @@
 #ifndef V_TILES
 #define V_TILES 0                       /* 1: the level has matrix tiles */
 #endif
+#ifdef V_DOT_BYTES
+#define V_BYTES 1                       /* there are products of bytes */
+#else
+#define V_BYTES 0
+#endif
 #ifdef V_DOT_BF16
 #define V_DOTS  1                       /* v_dot_bf16 is an instruction */
 #else
@@ -179,6 +184,7 @@ typedef struct block {
     int64_t k_scale_at[KEYS], v_scale_at[KEYS];                 /* of the token_head scale */
     int64_t k_group_at[KEYS], v_group_at[KEYS];                 /* 4 bits: of the first group's scale */
     const char *k_row[KEYS], *v_row[KEYS];                      /* few rows: where the keys lie; zeros where none is seen */
+    const char *k_pair[KEYS], *v_pair[KEYS];                    /* int4: where their scales and zeros lie */
     uint64_t *mask;                     /* [packed rows] bit i: sees key i */
 } block;
 
@@ -202,6 +208,7 @@ typedef struct work {
     bool has_query, has_score, has_weight, has_key, has_value, has_output, has_sink, has_row_max;
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
+    bool k4, v4;                        /* few rows: int4 by products of bytes, attend_few4.h */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
     bool k_words, v_words;              /* few rows: integers of 8 bits are multiplied as integers, see attend_few8.h */
     bool q_words;                       /* those of the unit at hand: its Q is words */
@@ -236,6 +243,7 @@ typedef struct work {
     uint32_t begun;                     /* tiles: strips whose O has been begun, a bit each */
     float weight_scale, exponent_scale; /* tiles: on scores: into base 2; the same times 2^23 */
     float headroom;                     /* tiles: by how much m stands above what a row met first */
+    int32_t *k_pairs, *v_pairs;         /* int4: [unit][group][KEYS] scales and zeros of the block */
     float *line;                        /* one row of Q, O or scores */
     float *zeros;                       /* a row of the widest type, all zero */
     block blocks[BLOCKS];
@@ -294,6 +302,8 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
     w->k = carve(base, &used, (KEYS * dk + SLACK) * f);
     w->v = carve(base, &used, (KEYS * dv + SLACK) * f);
     if (V_TILES) lay_out_tiles(w, base, &used, p, shape);
+    if (p->k == FV__DTYPE_int4) w->k_pairs = carve(base, &used, UNITS * (dk / 32) * KEYS * f);
+    if (p->v == FV__DTYPE_int4) w->v_pairs = carve(base, &used, UNITS * (fv__max64(dk, dv) / 32) * KEYS * f);
     w->line = carve(base, &used, (FV__MAX_DIM + KEYS + SLACK) * f);
     w->zeros = carve(base, &used, (FV__MAX_DIM + SLACK) * f);
     return used;
@@ -330,9 +340,11 @@ static void begin(work *w, const fv__run *run)
     w->dv_pad = pad_lanes(p->dim_v);
     w->unit_heads = run->plan->unit_heads;
     find_hooks(w);
-    w->k_direct = bits_as(p->k) >= 8 && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
+    w->k4 = V_BYTES && p->k == FV__DTYPE_int4 && p->o != FV__DTYPE_f32 && !w->has_key;
+    w->v4 = V_BYTES && p->v == FV__DTYPE_int4 && p->o != FV__DTYPE_f32 && !w->has_value;
+    w->k_direct = (bits_as(p->k) >= 8 || w->k4) && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
     w->k_dots = V_DOTS && w->k_direct && fits_bf16(p->k) && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
-    w->v_direct = bits_as(p->v) >= 8 && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
+    w->v_direct = (bits_as(p->v) >= 8 || w->v4) && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
     w->k_words = V_WORDS && w->k_direct && p->k == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dk % (2 * V_LANES) == 0;
     w->v_words = V_WORDS && w->v_direct && p->v == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dv % (2 * V_LANES) == 0;
     w->v_from_k = p->v_in_k && !w->has_key && !w->has_value;

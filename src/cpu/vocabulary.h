@@ -293,6 +293,17 @@ VFN v_f32 v_dot_bf16(v_i32 a, v_i32 b, v_f32 c)
 #endif
 }
 
+/* c + the products of a's four bytes (0 to 127) and b's (signed) in each lane. V_DOT_BYTES: a few instructions. */
+VFN v_i32 v_dot_bytes(v_i32 a, v_i32 b, v_i32 c)
+{
+#ifdef V_DOT_BYTES
+    return V_DOT_BYTES(a, b, c);
+#else
+    c += (a & 255) * ((v_i32)((v_u32)b << 24) >> 24) + (a >> 8 & 255) * ((v_i32)((v_u32)b << 16) >> 24);
+    return c + (a >> 16 & 255) * ((v_i32)((v_u32)b << 8) >> 24) + (a >> 24 & 255) * (b >> 24);
+#endif
+}
+
 /* ----------------------------------------------------------------------------------------------- transcendentals
  * Polynomials are minimax over the reduced range (Remez, double precision), the rest is exact arithmetic on exponents. */
 

@@ -19,6 +19,7 @@ typedef struct probe {
     const probe_unary *unary;           /* the last has no name */
     void (*rotate)(const int32_t *position, float frequency, float *s, float *c);
     void (*fma)(const float *a, const float *b, const float *c, float *y);
+    void (*dot_bytes)(const int32_t *a, const int32_t *b, const int32_t *c, int32_t *y);
     void (*dot)(const uint16_t *a, const uint16_t *b, const float *c, float *y);       /* 2 * PROBE_BLOCK of bf16 */
     void (*join)(const float *x, uint16_t *y);                          /* PROBE_BLOCK values to bf16 */
     void (*max)(const float *a, const float *b, float *y);

@@ -45,6 +45,11 @@ static void do_fma(const float *a, const float *b, const float *c, float *y)
     for (int i = 0; i < PROBE_BLOCK; i += V_LANES) v_store(y + i, v_fma(v_load(a + i), v_load(b + i), v_load(c + i)));
 }
 
+static void do_dot_bytes(const int32_t *a, const int32_t *b, const int32_t *c, int32_t *y)
+{
+    for (int i = 0; i < PROBE_BLOCK; i += V_LANES) v_storei(y + i, v_dot_bytes(v_loadi(a + i), v_loadi(b + i), v_loadi(c + i)));
+}
+
 static void do_dot(const uint16_t *a, const uint16_t *b, const float *c, float *y)
 {
     for (int i = 0; i < PROBE_BLOCK; i += V_LANES)
@@ -93,5 +98,5 @@ static void do_store(int dtype, void *base, int64_t first, const float *x)
 
 extern const probe V_NAME(probe);
 const probe V_NAME(probe) = {
-    V_TEXT(FV_ISA_NAME), V_LANES, unary, do_rotate, do_fma, do_dot, do_join, do_max, do_min, do_compare, do_load, do_store,
+    V_TEXT(FV_ISA_NAME), V_LANES, unary, do_rotate, do_fma, do_dot_bytes, do_dot, do_join, do_max, do_min, do_compare, do_load, do_store,
 };

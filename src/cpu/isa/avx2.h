@@ -14,6 +14,12 @@
 #define V_PV_VECS       2
 #define V_FEW_ACCS      8
 
+/* Neighbours' products fit into 16 bits: 2 * 127 * 128. */
+#define V_DOT_BYTES(a, b, c) \
+    ((c) + (v_i32)__builtin_ia32_pmaddwd256(__builtin_ia32_pmaddubsw256((v_b32)(a), (v_b32)(b)), (v_s16)((v_i32){ 0 } + 0x10001)))
+typedef char v_b32 __attribute__((vector_size(32)));
+typedef short v_s16 __attribute__((vector_size(32)));
+
 /* Builtins, not <immintrin.h>: a user's variant includes this file and must compile in an instant. */
 #define V_FMA(a, b, c)  __builtin_ia32_vfmaddps256(a, b, c)
 #define V_MAX(a, b)     __builtin_ia32_maxps256(a, b)

@@ -14,6 +14,18 @@
 #define V_PV_VECS       4
 #define V_FEW_ACCS      16
 
+/* Neighbours' products fit into 16 bits: 2 * 127 * 128. */
+#ifdef __clang__
+#define V_DOT_BYTES(a, b, c) \
+    ((c) + (v_i32)__builtin_ia32_pmaddwd512(__builtin_ia32_pmaddubsw512((v_b64)(a), (v_b64)(b)), (v_s32)((v_i32){ 0 } + 0x10001)))
+#else
+#define V_PRODUCTS(a, b) __builtin_ia32_pmaddubsw512_mask((v_b64)(a), (v_b64)(b), (v_s32){ 0 }, ~0u)
+#define V_DOT_BYTES(a, b, c) \
+    ((c) + (v_i32)__builtin_ia32_pmaddwd512_mask(V_PRODUCTS(a, b), (v_s32)((v_i32){ 0 } + 0x10001), (v_i32){ 0 }, (unsigned short)-1))
+#endif
+typedef char v_b64 __attribute__((vector_size(64)));
+typedef short v_s32 __attribute__((vector_size(64)));
+
 /* Builtins, not <immintrin.h>: a user's variant includes this file and must compile in an instant. gcc and clang name them
  * differently; 4: the rounding mode of the machine. */
 #ifdef __clang__

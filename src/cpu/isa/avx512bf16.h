@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* avx512bf16.h -- AVX-512 beside dot products of pairs of bf16 and of 16-bit integers (AVX512_BF16, AVX512_VNNI: Cooper Lake, Zen 4 and later).
+/* avx512bf16.h -- AVX-512 beside dot products of pairs of bf16, of 16-bit integers and of four bytes (AVX512_BF16, AVX512_VNNI: Cooper Lake, Zen 4
+ * and later).
  * arch: x86_64|AMD64
  * cflags: -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni -mavx2 -mfma -mf16c -mtune=skylake-avx512 -mprefer-vector-width=512
  */
@@ -20,13 +21,16 @@ typedef short v_avx512_bf16 __attribute__((vector_size(64)));
 #endif
 typedef char v_avx512_s8 __attribute__((vector_size(32)));
 typedef short v_avx512_s16 __attribute__((vector_size(64)));
-/* V_WIDEN_S8_16: 32 bytes with signs to words. V_DOT_S16: c + the products of two words in each lane, in integers. */
+/* V_DOT_BYTES: as in avx512.h. V_WIDEN_S8_16: 32 bytes with signs to words. V_DOT_S16: c + the products of two words in each lane, in integers. */
+#undef V_DOT_BYTES
 #ifdef __clang__
+#define V_DOT_BYTES(a, b, c) ((v_i32)__builtin_ia32_vpdpbusd512(c, a, b))
 #define V_DOT_BF16(a, b, c)     __builtin_ia32_dpbf16ps_512(c, (v_avx512_bf16)(a), (v_avx512_bf16)(b))
 #define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_512(high, low))
 #define V_WIDEN_S8_16(x)        ((v_i32)__builtin_convertvector((v_avx512_s8)(x), v_avx512_s16))
 #define V_DOT_S16(a, b, c)      ((v_i32)__builtin_ia32_vpdpwssd512(c, a, b))
 #else
+#define V_DOT_BYTES(a, b, c) ((v_i32)__builtin_ia32_vpdpbusd_v16si(c, a, b))
 #define V_DOT_BF16(a, b, c)     __builtin_ia32_dpbf16ps_v16sf(c, (v_avx512_bf16)(a), (v_avx512_bf16)(b))
 #if __GNUC__ >= 13
 #define V_JOIN_BF16(low, high)  ((v_i32)__builtin_ia32_cvtne2ps2bf16_v32bf(high, low))
