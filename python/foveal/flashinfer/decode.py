@@ -102,12 +102,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
               indptr_host, copy):
         choice = (num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, o_data_type,
                   data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len, window_right)
-        if self._choice is None or choice != self._choice:
-            self._choose(*choice)
-            self._choice = None if any(hasattr(x, "item") for x in choice) else choice      # arrays may hold another number the next time
+        spec, mode = self._decide(choice)
         host = _offsets(indptr if indptr_host is None else indptr_host, "indptr")
         n = len(host) - 1
-        spec, lengths, last = self._chosen[0], None, None
+        lengths, last = None, None
         if page_size == 1:
             lengths = host[1:] - host[:-1]
         else:
@@ -128,13 +126,12 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
         self._keep_lse_offset(core.alibi_offset(lengths, np.arange(n + 1) if q_len == 1 else rows) if spec.alibi else None)
-        self._update(spec, rows, host, lengths, indices, page_size, self._chosen[1], last=last)
+        self._update(spec, rows, host, lengths, indices, page_size, mode, last=last)
         self._plan_info = [n, n * q_len, 0, 16] + [0] * 11
 
     def _choose(self, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, o_data_type,
                 data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len, window_right):
         """Checks what plan() is told beside the page table, and makes the spec and the mode of it."""
-        self._choice = None
         check_pos_encoding_mode(pos_encoding_mode)
         check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim, page_size=page_size)
         if window_right not in (0, -1):
@@ -149,7 +146,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         spec = self._make_spec(dict(
             num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=q_len > 1, window_left=window_left,
             logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta))
-        self._chosen = spec, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size)
+        return spec, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size)
 
     def _plan_from_module(self, *args):
         """What an engine's own fast plan calls on the module: offsets on the host; the data already lies in the buffers."""

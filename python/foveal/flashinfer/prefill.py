@@ -317,6 +317,14 @@ class _Wrapper:
             told["sm_scale"] = changes["sm_scale"]
         self._attention.with_spec(self._make_spec(told))
 
+    def _decide(self, choice):
+        """What _choose makes of what plan() is told beside its tables: again only where that is something else."""
+        if self._choice is None or choice != self._choice:
+            self._choice = None
+            self._chosen = self._choose(*choice)
+            self._choice = None if any(hasattr(x, "item") for x in choice) else choice      # arrays may hold another number the next time
+        return self._chosen
+
     def _make_spec(self, told):
         self._told = told
         q, k, o = self._types
@@ -421,17 +429,20 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
              seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False):
         """Plans a step. qo_indptr [batch + 1]: row offsets; paged_kv_indptr [batch + 1], paged_kv_indices, paged_kv_last_page_len [batch]: the page table.
         custom_mask: bool, per request [rows, keys] one after another; packed_custom_mask: its bits, low first, each request from a byte border."""
-        check_pos_encoding_mode(pos_encoding_mode)
+        masked = custom_mask is not None or packed_custom_mask is not None
+        items = prefix_len_ptr is not None and not masked
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
-        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=page_size)
+        spec, mode = self._decide((num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, masked, items, pos_encoding_mode, sm_scale, window_left,
+                                   logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
         rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(paged_kv_indptr, "paged_kv_indptr")
-        last = arrays.host_ints(paged_kv_last_page_len)
+        last, lengths = arrays.host_ints(paged_kv_last_page_len, "paged_kv_last_page_len"), None
         if len(rows) != len(indptr):
             raise ValueError(f"qo_indptr has {len(rows)} entries and paged_kv_indptr {len(indptr)}; both have batch_size + 1")
-        lengths = core.paged_lengths(indptr, last, page_size)
-        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
-        self._causal = causal
-        total = int(rows[-1]) if len(rows) else 0
+        if len(last) != len(indptr) - 1:
+            raise ValueError(f"paged_kv_last_page_len has {len(last)} entries; paged_kv_indptr speaks of {len(indptr) - 1} requests")
+        if masked or items or spec.alibi:
+            lengths, last = core.paged_lengths(indptr, last, page_size), None
+        total = int(rows[-1])
         if self._use_cuda_graph:
             if self._max_total_num_rows is None:
                 self._max_total_num_rows = total
@@ -440,24 +451,31 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
                                  f"initialization {self._max_total_num_rows}.")
             self._copy_tables(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, qo_indptr)
             paged_kv_indices = self._paged_kv_indices_buf
-        args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
+        args = None
         if masked:
             args = {"bits": self._mask_bits(*_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
         elif items:
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        spec = self._make_spec(dict(
-            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
-            window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
-            custom_mask=masked, items=items and not masked))
-        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
         self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
-        self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, core.split_mode(False, fixed_split_size, disable_split_kv, page_size), args)
+        self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, mode, args, last=last)
         tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
 
     begin_forward = plan
+
+    def _choose(self, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, masked, items, pos_encoding_mode, sm_scale, window_left,
+                logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv):
+        """Checks what plan() is told beside its tables, and makes the spec and the mode of it. page_size None: keys are packed."""
+        check_pos_encoding_mode(pos_encoding_mode)
+        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=1 if page_size is None else page_size)
+        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
+        self._causal, self._window_left, self._sm_scale, self._logits_soft_cap = causal, window_left, sm_scale, logits_soft_cap
+        spec = self._make_spec(dict(
+            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal, window_left=window_left,
+            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta, custom_mask=masked, items=items))
+        return spec, core.split_mode(False, fixed_split_size, disable_split_kv, page_size or 1)
 
     def _mask_bits(self, bits, starts):
         """In graph mode the bits, and the bytes at which requests begin, lie in the caller's buffers."""
@@ -529,7 +547,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             if len(kv_indptr_buf) != self._fixed_batch_size + 1:
                 raise ValueError("The length of kv_indptr_buf should be batch_size + 1.")
 
-    _mask_bits = BatchPrefillWithPagedKVCacheWrapper._mask_bits
+    _mask_bits, _choose = BatchPrefillWithPagedKVCacheWrapper._mask_bits, BatchPrefillWithPagedKVCacheWrapper._choose
 
     def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False,
              pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
@@ -537,32 +555,26 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
              token_pos_in_items_len=0, max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None,
              max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None):
         """Plans a step: row offsets qo_indptr [batch + 1] and token offsets kv_indptr [batch + 1]. The rest as for the paged wrapper."""
-        check_pos_encoding_mode(pos_encoding_mode)
+        masked = custom_mask is not None or packed_custom_mask is not None
+        items = prefix_len_ptr is not None and not masked
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
-        check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo)
+        spec, mode = self._decide((num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, None, causal, masked, items, pos_encoding_mode, sm_scale, window_left,
+                                   logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
         rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr")
         if len(rows) != len(indptr):
             raise ValueError(f"The kv_indptr length should be equal to the qo_indptr length: {len(indptr)} and {len(rows)}")
-        lengths = indptr[1:] - indptr[:-1]
-        self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
-        self._causal = causal
-        total = int(rows[-1]) if len(rows) else 0
+        lengths, total = indptr[1:] - indptr[:-1], int(rows[-1])
         if self._use_cuda_graph:
             self._check_graph(len(rows) - 1, total)
             self._qo_indptr_buf[:] = arrays.to_device(qo_indptr, self._qo_indptr_buf)
             self._kv_indptr_buf[:] = arrays.to_device(kv_indptr, self._kv_indptr_buf)
-        args, masked, items = None, custom_mask is not None or packed_custom_mask is not None, prefix_len_ptr is not None
+        args = None
         if masked:
             args = {"bits": self._mask_bits(*_pack_masks(custom_mask, packed_custom_mask, rows, lengths))}
         elif items:
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        spec = self._make_spec(dict(
-            num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
-            window_left=window_left, logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
-            custom_mask=masked, items=items and not masked))
-        self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
         self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
         self._rows_total = total
         keys = int(lengths.sum())
@@ -573,7 +585,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             if keys > frozen.tokens and not self._attention.entries:
                 frozen = frozen._replace(tokens=core.next_positive_power_of_2(max(keys, 1 << 16)))
             self._attention.frozen = frozen
-        self._attention.update(spec, batch, need, core.split_mode(False, fixed_split_size, disable_split_kv, 1), core.stream_of(self._float_workspace_buffer))
+        self._attention.update(spec, batch, need, mode, core.stream_of(self._float_workspace_buffer))
         tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
 
