@@ -236,19 +236,19 @@ static PyObject *cache_stats(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef cache_methods[] = {
-    { "match", CALL(cache_match), KEYWORDS, "match(page_keys)\n--\n\nHow many tokens (a multiple of page_size) of a sequence with these page keys are cached. Changes nothing." },
-    { "open", CALL(cache_open), KEYWORDS, "open(page_keys=None, max_tokens=None)\n--\n\nOpens a sequence that starts with the longest cached prefix, at most max_tokens of it. "
+    { "match", CALL(cache_match), KEYWORDS, "match($self, page_keys)\n--\n\nHow many tokens (a multiple of page_size) of a sequence with these page keys are cached. Changes nothing." },
+    { "open", CALL(cache_open), KEYWORDS, "open($self, page_keys=None, max_tokens=None)\n--\n\nOpens a sequence that starts with the longest cached prefix, at most max_tokens of it. "
       "Returns (sequence, tokens it holds already). CapacityError: no free sequence." },
-    { "extend", CALL(cache_extend), KEYWORDS, "extend(sequence, tokens)\n--\n\nRoom for so many more tokens. CapacityError: nothing changed, value is the number of pages missing." },
-    { "commit", CALL(cache_commit), KEYWORDS, "commit(sequence, tokens, page_keys=None)\n--\n\nThe first `tokens` tokens are written: full pages with keys can be found by others from now on." },
-    { "fork", CALL(cache_fork), KEYWORDS, "fork(sequence)\n--\n\nA copy that shares all full pages. Returns (child, (src, dst) to copy with copy_pages, or None)." },
-    { "slide", CALL(cache_slide), KEYWORDS, "slide(sequence, first)\n--\n\nGives back pages that lie wholly before token `first`." },
-    { "truncate", CALL(cache_truncate), KEYWORDS, "truncate(sequence, tokens)\n--\n\nCuts the sequence. Returns (src, dst) to copy, or None." },
-    { "release", CALL(cache_release), KEYWORDS, "release(sequence)\n--\n\nEnds a sequence. Its findable pages stay cached." },
-    { "evict", CALL(cache_evict), KEYWORDS, "evict(pages)\n--\n\nFrees at least so many cached pages, if there are. Returns how many." },
-    { "length", CALL(cache_length), KEYWORDS, "length(sequence)\n--\n\nTokens of the sequence." },
-    { "pages", CALL(cache_pages), KEYWORDS, "pages(sequences)\n--\n\nTheir page table, for Batch(pages=...). Costs nothing per page." },
-    { "stats", cache_stats, METH_NOARGS, "stats()\n--\n\nCounters: num_pages, free_pages, used_pages, cached_pages, num_sequences, hit_tokens, asked_tokens, evicted_pages, peak_used_pages." },
+    { "extend", CALL(cache_extend), KEYWORDS, "extend($self, sequence, tokens)\n--\n\nRoom for so many more tokens. CapacityError: nothing changed, value is the number of pages missing." },
+    { "commit", CALL(cache_commit), KEYWORDS, "commit($self, sequence, tokens, page_keys=None)\n--\n\nThe first `tokens` tokens are written: full pages with keys can be found by others from now on." },
+    { "fork", CALL(cache_fork), KEYWORDS, "fork($self, sequence)\n--\n\nA copy that shares all full pages. Returns (child, (src, dst) to copy with copy_pages, or None)." },
+    { "slide", CALL(cache_slide), KEYWORDS, "slide($self, sequence, first)\n--\n\nGives back pages that lie wholly before token `first`." },
+    { "truncate", CALL(cache_truncate), KEYWORDS, "truncate($self, sequence, tokens)\n--\n\nCuts the sequence. Returns (src, dst) to copy, or None." },
+    { "release", CALL(cache_release), KEYWORDS, "release($self, sequence)\n--\n\nEnds a sequence. Its findable pages stay cached." },
+    { "evict", CALL(cache_evict), KEYWORDS, "evict($self, pages)\n--\n\nFrees at least so many cached pages, if there are. Returns how many." },
+    { "length", CALL(cache_length), KEYWORDS, "length($self, sequence)\n--\n\nTokens of the sequence." },
+    { "pages", CALL(cache_pages), KEYWORDS, "pages($self, sequences)\n--\n\nTheir page table, for Batch(pages=...). Costs nothing per page." },
+    { "stats", cache_stats, METH_NOARGS, "stats($self)\n--\n\nCounters: num_pages, free_pages, used_pages, cached_pages, num_sequences, hit_tokens, asked_tokens, evicted_pages, peak_used_pages." },
     { NULL, NULL, 0, NULL },
 };
 

@@ -164,9 +164,9 @@ static PyObject *context_repr(PyObject *self)
 }
 
 static PyMethodDef context_methods[] = {
-    { "close", context_close, METH_NOARGS, "close()\n--\n\nCloses the context. Blocks until its threads have ended. BusyError while plans, caches or variants are open." },
+    { "close", context_close, METH_NOARGS, "close($self)\n--\n\nCloses the context. Blocks until its threads have ended. BusyError while plans, caches or variants are open." },
     { "errors", (PyCFunction)(void (*)(void))context_errors, METH_FASTCALL | METH_KEYWORDS,
-      "errors(clear=False)\n--\n\nThe first bad thing that a kernel met in page tables, lengths or slots since the word was last cleared: None, or a dict of what "
+      "errors($self, clear=False)\n--\n\nThe first bad thing that a kernel met in page tables, lengths or slots since the word was last cleared: None, or a dict of what "
       "(\"page_id\", \"length\", \"rows\", \"value\", \"stale\", \"slot\"), request, slot, value, count. Never blocks." },
     { "__enter__", context_enter, METH_NOARGS, NULL },
     { "__exit__", context_exit, METH_VARARGS, NULL },

@@ -327,22 +327,22 @@ static PyObject *plan_problem(PyObject *self, void *unused)
 
 static PyMethodDef plan_methods[] = {
     { "update", CALL(plan_update), KEYWORDS,
-      "update(batch, *, problem=None, stream=None)\n--\n\nMakes the plan of this step. Allocates nothing. problem: another one of the same class. The batch is kept until the next "
+      "update($self, batch, *, problem=None, stream=None)\n--\n\nMakes the plan of this step. Allocates nothing. problem: another one of the same class. The batch is kept until the next "
       "update. GPU: copies are queued on the stream (an int, an object with __cuda_stream__(), a tensor for the current stream of its library; None: the legacy default\n"
       "stream); NotReadyError, and nothing happens, while it is captured.\n\n"
       "Raises InvalidError, CapacityError (a maximum is too small: field and limit say which); then the plan holds no step." },
     { "run", CALL(plan_run), KEYWORDS,
-      "run(q, k, v, o, lse=None, *, q_tail=None, k_tail=None, args=None, stream=None)\n--\n\nRuns the plan on one layer and writes o (and lse).\n\n"
+      "run($self, q, k, v, o, lse=None, *, q_tail=None, k_tail=None, args=None, stream=None)\n--\n\nRuns the plan on one layer and writes o (and lse).\n\n"
       "q [rows, num_q_heads, dim_qk - qk_tail], q_tail [rows, num_q_heads, qk_tail], o [rows, num_q_heads, dim_v], lse [rows, num_q_heads] float32.\n"
       "k [num_pages, page_size, num_kv_heads, dim_qk - qk_tail] or [tokens, num_kv_heads, ...]; k_tail, v alike. v None: with v_in_k.\n"
       "Any strides, the last axis contiguous. args: {name: number or array} of parameters bound per run (\"k_scale\", \"sinks\", ...).\n\n"
       "CPU: done when it returns, the GIL is released meanwhile. GPU: launches on `stream`: an int, an object with __cuda_stream__(), or None for the current "
       "stream of q's library (the legacy default stream where it does not tell). May be captured." },
-    { "stats", plan_stats, METH_NOARGS, "stats()\n--\n\nWhat the step's plan is: a dict of num_pieces, num_partials, num_segments, num_shared_segments, num_rows, num_kv_tokens, "
+    { "stats", plan_stats, METH_NOARGS, "stats($self)\n--\n\nWhat the step's plan is: a dict of num_pieces, num_partials, num_segments, num_shared_segments, num_rows, num_kv_tokens, "
       "total_cost, max_worker_cost (cost units), kv_bytes, flops, workers, kernel." },
-    { "worker_costs", plan_worker_costs, METH_NOARGS, "worker_costs()\n--\n\nCost of each worker's share, in cost units." },
-    { "describe", CALL(plan_describe), KEYWORDS, "describe(format=\"text\")\n--\n\nThe plan in words (\"text\") or as a picture (\"svg\")." },
-    { "close", plan_close, METH_NOARGS, "close()\n--\n\nFrees the plan. Blocks until its launches are done." },
+    { "worker_costs", plan_worker_costs, METH_NOARGS, "worker_costs($self)\n--\n\nCost of each worker's share, in cost units." },
+    { "describe", CALL(plan_describe), KEYWORDS, "describe($self, format=\"text\")\n--\n\nThe plan in words (\"text\") or as a picture (\"svg\")." },
+    { "close", plan_close, METH_NOARGS, "close($self)\n--\n\nFrees the plan. Blocks until its launches are done." },
     { NULL, NULL, 0, NULL },
 };
 

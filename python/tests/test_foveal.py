@@ -709,7 +709,7 @@ def test_stubs_match():
         elif callable(value):
             assert stub_parameters(functions[name]) == real_parameters(value), name
             assert value.__doc__
-    for name in list(functions) + [n for n in classes if n != "Rope"]:
+    for name in list(functions) + [n for n in classes if n != "_Rope"]:
         assert hasattr(foveal, name), name
     assert set(foveal.__all__) <= set(dir(foveal))
 
@@ -759,3 +759,9 @@ def test_coverage_without_numpy():
     program = "import sys, runpy; sys.modules['numpy'] = None; sys.argv = ['foveal', 'coverage']; runpy.run_module('foveal', run_name='__main__')"
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "single_decode_with_kv_cache" in made.stdout
+
+
+def test_signatures_of_bound_methods():
+    """help() of a method shows its first argument, too."""
+    assert list(inspect.signature(foveal.Context("cpu").errors).parameters) == ["clear"]
+    assert list(inspect.signature(foveal.Plan.run).parameters)[:3] == ["self", "q", "k"]
