@@ -15,6 +15,7 @@
  *     FV_LIFTED(lift)                                      ... except up to the end (from the start) of the range of `lift` that holds position
  *     FV_EXACT                                             within the bounds every key is visible (unless a FV_LIFTED list is given)
  *     FV_PAIRS(rotary_dim, interleaved)                    int parameters that say which pairs the query and key hooks get
+ *     FV_TURNS(frequencies)                                FV_KEY turns pair i by k_pos * frequencies[i], and does nothing else; restates FV_KEY
  *     #ifdef FV_SPEC  ... the hooks in double ... #else ... the hooks in v_* words ... #endif
  *
  * Kinds of parameters, their C field and its size in the argument struct (16-byte slots):
@@ -97,6 +98,7 @@ typedef struct fv__variant_meta {
     int lifted;                         /* parameter index of FV_LIFTED, -1: none */
     bool exact;
     int pairs_dim, pairs_interleaved;   /* parameter indices of FV_PAIRS, -1: none */
+    int turns;                          /* of FV_TURNS, -1: none */
 } fv__variant_meta;
 
 struct fv__cpu_hooks;                   /* cpu/hooks_abi.h */

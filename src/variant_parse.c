@@ -35,7 +35,8 @@ typedef struct scanner {
     fv__variant_meta *meta;
     uint32_t hooks[3];              /* by half */
     int hook_line[FV__NUM_HOOKS];
-    int params_line, pairs_line, first_line, last_line, exact_line, require_line[FV__MAX_PARAMS];
+    int params_line, pairs_line, turns_line, first_line, last_line, exact_line;
+    int require_line[FV__MAX_PARAMS];
     bool has_meta, has_params;
     fv_error *err;
 } scanner;
@@ -650,6 +651,21 @@ static fv_status read_pairs(scanner *s)
     return expect(s, ')', "FV_PAIRS");
 }
 
+static fv_status read_turns(scanner *s)
+{
+    int param;
+    if (s->meta->turns >= 0)
+        return fault(s, s->line, "a second FV_TURNS (the first is on line %d)", s->turns_line);
+    s->turns_line = s->line;
+    FV_TRY(expect(s, '(', "FV_TURNS"));
+    FV_TRY(expect_param(s, &param, "FV_TURNS"));
+    if (s->meta->params[param].kind != FV__FLOATS)
+        return fault(s, s->line, "FV_TURNS takes an FV_FLOATS parameter and '%s' is not one",
+                     s->meta->params[param].name);
+    s->meta->turns = param;
+    return expect(s, ')', "FV_TURNS");
+}
+
 static fv_status read_hook(scanner *s, int hook, const char *word)
 {
     const enum half half = half_here(s);
@@ -676,6 +692,7 @@ static fv_status read_declaration(scanner *s, const char *word)
     if (!strcmp(word, "FV_LAST_KEY")) return read_bound(s, &s->meta->last, &s->last_line, word);
     if (!strcmp(word, "FV_LIFTED")) return read_lifted(s);
     if (!strcmp(word, "FV_PAIRS")) return read_pairs(s);
+    if (!strcmp(word, "FV_TURNS")) return read_turns(s);
     if (!strcmp(word, "FV_EXACT")) {
         if (s->meta->exact) return fault(s, s->line, "a second FV_EXACT");
         s->meta->exact = true;
@@ -808,6 +825,8 @@ static fv_status check_hooks(scanner *s)
                      "FV_QUERY and FV_KEY get pairs: FV_PAIRS(rotary_dim, interleaved) is missing");
     if (!(hooks & turns) && s->meta->pairs_dim >= 0)
         return fault(s, s->pairs_line, "FV_PAIRS without FV_QUERY or FV_KEY");
+    if (!(hooks >> FV__HOOK_KEY & 1) && s->meta->turns >= 0)
+        return fault(s, s->turns_line, "FV_TURNS without FV_KEY, which it states in advance");
     if ((hooks >> FV__HOOK_KEY_SUM & 1) && !sums)
         return fault(s, s->hook_line[FV__HOOK_KEY_SUM],
                      "FV_KEY_SUM has no FV_SUMS parameter to add to");
@@ -862,7 +881,8 @@ fv_status fv__variant_parse(const char *name, const char *text, fv__variant_meta
         return fv__fail(err, FV_E_INVALID, "text", (int64_t)length, MAX_TEXT,
                         "the text of variant %s is longer than 1 MiB", name);
     fv__variant_meta meta = {
-        .lifted = -1, .first.param = -1, .last.param = -1, .pairs_dim = -1, .pairs_interleaved = -1
+        .lifted = -1, .first.param = -1, .last.param = -1, .pairs_dim = -1, .pairs_interleaved = -1,
+        .turns = -1
     };
     memcpy(meta.name, name, strlen(name) + 1);
     scanner s = {

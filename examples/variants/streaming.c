@@ -16,6 +16,7 @@ FV_PARAMS(
 FV_REQUIRE(sinks >= 0)
 FV_REQUIRE(recent >= 1)
 FV_PAIRS(rotary_dim, interleaved)
+FV_TURNS(frequencies)
 FV_LAST_KEY(position)
 
 #ifdef FV_SPEC

@@ -36,6 +36,14 @@ static int key_hooks(const fv__problem *p)
     return n;
 }
 
+/* The first use that has a hook. */
+static int first_use(const fv__problem *p, fv__hook hook)
+{
+    int i = 0;
+    while (!use_has(p, i, hook)) i++;
+    return i;
+}
+
 /* Narrow keys are widened in registers to q's type, narrow values to f16, which holds each of them, and weights better than bf16 does (but for weights
  * times a scale per token, whose range is not known). Anything else that differs, and what hooks look at, is converted on the way in. */
 static void choose_types(const fv__problem *p, fv__attend_config *c)
@@ -52,6 +60,7 @@ static void choose_types(const fv__problem *p, fv__attend_config *c)
     c->convert_k = !k_fits || has_hook(p, FV__HOOK_KEY);
     c->convert_v = !v_fits || has_hook(p, FV__HOOK_VALUE);
     c->keys_in_place = key_hooks(p) == 1 && c->k == c->score && bits_of(c->k) == 16;
+    c->keys_turned = c->keys_in_place && p->uses[first_use(p, FV__HOOK_KEY)].variant->meta.turns >= 0;
     c->k_stored = c->convert_k ? c->score : c->k;
     c->v_stored = c->convert_v ? c->value : c->v;
     c->v_in_k = p->v_in_k && !c->convert_k && !c->convert_v;
@@ -74,7 +83,7 @@ static int count_shared(const fv__attend_config *c)
     const int k_blocks = c->k_stored == FV__E2M1 ? 4 * ku : 0, v_blocks = c->v_stored == FV__E2M1 ? 4 * vu : 0;
     const bool k_scales = c->k_token_scale && !c->convert_k, v_scales = c->v_token_scale && !c->convert_v;
     const int k_slot = t * (row_bytes(ku) + k_blocks + (k_scales ? 4 : 0) + (v_scales ? 4 : 0)), v_slot = t * (row_bytes(vu) + v_blocks);
-    const int slot = k_slot > v_slot ? k_slot : v_slot;
+    const int slot = align_up(k_slot > v_slot ? k_slot : v_slot, 128);
     const int ring = c->stages * slot + c->rows * row_bytes(q_units);
     const int o_stride = c->dim_v % 64 == 0 ? c->dim_v : align_up(c->dim_v, 8) + 8;
     const int o_at = c->invariant ? ring : 0, o_end = o_at + (4 * o_stride + 8) * c->out_rows;
@@ -88,6 +97,7 @@ static int count_shared(const fv__attend_config *c)
     bytes += places * t * (8 + 4 + (c->tail ? 8 : 0) + (pages ? 12 : 0)) + (c->v_in_k ? 1 : places) * t * 8;
     bytes += c->rows * (16 + 4);                        /* rows, last */
     bytes += (16 + places * 4) * ((t + 31) / 32);        /* seen, bad */
+    bytes += c->keys_turned ? 32 * (c->dim_qk / 2) + 16 : 0;    /* turns */
     bytes += c->key_sums ? 48 + 4 * c->warps + 4 * sum_keys * (1 + c->sum_lines) : 0;
     bytes += 16 + 144 + 80 + 168 + 80 + c->uses_bytes + 64;     /* piece, work, lookup, plan, step, uses, what alignment may take */
     return align_up(bytes, 128);
@@ -338,7 +348,7 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_QT %d\n#define FV_KT %d\n#define FV_VT %d\n#define FV_OT %d\n", c->q, c->k, c->v, c->o);
     put(w, "#define FV_CT %d\n#define FV_PT %d\n#define FV_KS %d\n#define FV_VS %d\n", c->score, c->value, c->k_stored, c->v_stored);
     put(w, "#define FV_CONVERT_K %d\n#define FV_CONVERT_V %d\n#define FV_SCALED %d\n", c->convert_k, c->convert_v, c->scaled);
-    put(w, "#define FV_KEYS_IN_PLACE %d\n#define FV_ROUGH_TURNS %d\n", c->keys_in_place, c->score != FV__F32);
+    put(w, "#define FV_KEYS_IN_PLACE %d\n#define FV_KEYS_TURNED %d\n#define FV_ROUGH_TURNS %d\n", c->keys_in_place, c->keys_turned, c->score != FV__F32);
     put(w, "#define FV_KSCALE %d\n#define FV_VSCALE %d\n#define FV_INVARIANT %d\n", c->k_token_scale, c->v_token_scale, c->invariant);
     put(w, "#define FV_PAIRED %d\n#define FV_LOOK %d\n", c->paired, c->look);
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
@@ -495,11 +505,12 @@ static void put_turns(writer *w, const fv__problem *p, fv__hook hook, const char
 static void put_key_pair(writer *w, const fv__problem *p)
 {
     char args[24];
-    int i = 0;
-    while (!use_has(p, i, FV__HOOK_KEY)) i++;
+    const int i = first_use(p, FV__HOOK_KEY), turns = p->uses[i].variant->meta.turns;
     args_of(p, i, args);
     put(w, "VFN int fv_key_pairs(const fv_uses &u, bool *interleaved) { return fv_do_u%d_pairs(%s, interleaved); }\n", i, args);
     put(w, "VFN v_pair fv_key_pair(const fv_uses &u, const v_at &at, v_pair x) { return fv_do_u%d_KEY(%s, at, x); }\n", i, args);
+    if (turns >= 0)
+        put(w, "VFN v_f32 fv_key_frequency(const fv_uses &u, int pair) { return v_read(u.u%d.%s, pair); }\n", i, p->uses[i].variant->meta.params[turns].name);
 }
 
 char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)

@@ -27,6 +27,7 @@ typedef struct fv__attend_config {
     fv__code k_stored, v_stored;        /* K and V in shared memory */
     bool convert_k, convert_v;          /* they get there element by element */
     bool keys_in_place;                 /* but K as it is: its hook works on pairs in shared memory */
+    bool keys_turned;                   /* and turns them by frequencies (FV_TURNS) */
     bool paired;                        /* K and V of a tile are waited for together */
     int look;                           /* tiles whose page ids are looked up at once */
     bool v_in_k, scaled, k_token_scale, v_token_scale, invariant, decode;

@@ -36,6 +36,7 @@
 #define FV_LAST_KEY(...)
 #define FV_LIFTED(...)
 #define FV_EXACT
+#define FV_TURNS(...)
 #define FV_PAIRS(dim, kind) \
     VFN int32_t FV_DO(pairs)(const FV_ARGS *a, bool *interleaved) { *interleaved = a->kind != 0; return a->dim; }
 

@@ -42,6 +42,13 @@ FV_DEVICE float ld_shared_f32(uint32_t from)
     return x;
 }
 
+FV_DEVICE uint32_t ld_shared_b32(uint32_t from)
+{
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
+
 FV_DEVICE uint32_t ld_shared_u8(uint32_t from)
 {
     uint32_t x;

@@ -126,18 +126,30 @@ VFN v_step v_step_of(v_f32 frequency)
 /* position * step, in units, between minus and plus half a turn. */
 VFN int32_t v_angle(v_i32 position, v_step step) { return (int32_t)((uint32_t)position * (uint32_t)step.hi + (uint32_t)__mulhi(position, step.lo)); }
 
-/* Where what is turned will be rounded to 16 bits (FV_ROUGH_TURNS), the special function unit is exact enough: 2^-20. */
+/* Sine and cosine of an angle: on the special function unit, within 2^-20, or to the last place. */
+VFN void v_sincos_rough(int32_t angle, v_f32 *s, v_f32 *c)
+{
+    const float r = (float)angle * 1.4629180792671596e-9f;
+    *s = sin_approx(r);
+    *c = cos_approx(r);
+}
+
+VFN void v_sincos_fine(int32_t angle, v_f32 *s, v_f32 *c)
+{
+    const int32_t quarters = (angle >> 29) + 1 >> 1;
+    v_sincos_near((float)(angle - (int32_t)((uint32_t)quarters << 30)) * 1.4629180792671596e-9f, s, c);
+    v_quarters(quarters, s, c);
+}
+
+/* Where what is turned will be rounded to 16 bits (FV_ROUGH_TURNS), the special function unit is exact enough. */
 VFN v_pair v_rotate(v_pair x, v_i32 position, v_f32 frequency)
 {
     const int32_t angle = v_angle(position, v_step_of(frequency));
     v_f32 s, c;
 #if FV_ROUGH_TURNS
-    s = sin_approx((float)angle * 1.4629180792671596e-9f);
-    c = cos_approx((float)angle * 1.4629180792671596e-9f);
+    v_sincos_rough(angle, &s, &c);
 #else
-    const int32_t quarters = (angle >> 29) + 1 >> 1;
-    v_sincos_near((float)(angle - (int32_t)((uint32_t)quarters << 30)) * 1.4629180792671596e-9f, &s, &c);
-    v_quarters(quarters, &s, &c);
+    v_sincos_fine(angle, &s, &c);
 #endif
     const v_pair y = { x.lo * c - x.hi * s, fmaf(x.hi, c, x.lo * s) };
     return y;

@@ -18,6 +18,7 @@ FV_REQUIRE(rotary_dim <= 576)
 FV_REQUIRE(interleaved >= 0)
 FV_REQUIRE(interleaved <= 1)
 FV_PAIRS(rotary_dim, interleaved)
+FV_TURNS(frequencies)
 
 #ifdef FV_SPEC
 FV_QUERY { return v_rotate(x, at.q_pos, a->frequencies.data[at.index]); }

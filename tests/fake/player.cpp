@@ -101,6 +101,7 @@ static inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t from)
 }
 
 static inline float ld_shared_f32(uint32_t from) { return __uint_as_float(word_at(from)); }
+static inline uint32_t ld_shared_b32(uint32_t from) { return word_at(from); }
 static inline uint32_t ld_shared_u8(uint32_t from) { return *shared_at(from, 1); }
 static inline void st_shared_b32(uint32_t to, uint32_t x) { memcpy(shared_at(to, 4), &x, 4); }
 static inline void st_shared_v4(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d)

@@ -37,7 +37,8 @@
  * FV_QT FV_KT FV_VT FV_OT element types (element.cuh); FV_CT FV_PT what S and O are multiplied in; FV_KS FV_VS what K and V are in shared memory
  * (KT, VT, or the multiplication's type: converted on the way in, which hooks on keys and values need); FV_T, FV_NS, FV_WARPS, FV_CTAS (blocks that
  * should fit one SM), FV_ROWS (packed rows of the largest kind), FV_OUT_ROWS (rows staged at once on their way out), FV_KINDS; FV_KSCALE
- * FV_VSCALE 1: a scale per token and head; FV_KEYS_IN_PLACE 1: K comes as it is stored, and is hooked in shared memory; FV_SCALED 1: scores are scaled
+ * FV_VSCALE 1: a scale per token and head; FV_KEYS_IN_PLACE 1: K comes as it is stored, and is hooked in shared memory,
+ * FV_KEYS_TURNED 1: by turning it; FV_SCALED 1: scores are scaled
  * before exp2, not in it; FV_INVARIANT chunks; FV_PAIRED 1: K and V of a tile are one entry of the ring; FV_LOOK tiles looked up at once;
  * FV_SUM_LINES warps of the largest kind along the rows (key sums). */
 #ifdef __CUDACC_RTC__                   /* the host half is ../attend.c */
@@ -107,7 +108,7 @@ enum {
     K_BYTES = FV_T * k_rows::stride, V_BYTES = FV_T * v_rows::stride,
     K_SCALES = K_BYTES + FV_T * K_BLOCKS, V_SCALES = K_SCALES + (K_WEIGHED ? 4 * FV_T : 0),
     K_SLOT = V_SCALES + (V_WEIGHED ? 4 * FV_T : 0), V_SLOT = V_BYTES + FV_T * V_BLOCKS,
-    SLOT = K_SLOT > V_SLOT ? K_SLOT : V_SLOT,
+    SLOT = fv_div_up(K_SLOT > V_SLOT ? K_SLOT : V_SLOT, 128) * 128,
     Q_BYTES = FV_ROWS * q_rows::stride,
     /* rows of O on their way out, f32: columns in groups of 8, turned by the row where there are 8 groups or a multiple */
     O_TURNED = FV_DV % 64 == 0, O_STRIDE = O_TURNED ? FV_DV : fv_div_up(FV_DV, 8) * 8 + 8,
@@ -117,6 +118,10 @@ enum {
     OUT_END = O_AT + O_BYTES + SUMS_BYTES,
     BULK = OUT_END > RING_BYTES ? OUT_END : RING_BYTES,
 };
+
+/* How a pair turns from one position to the next: as a part of a turn (simt.cuh), and its sine and cosine; those of AT_ONCE positions. */
+enum { KEY_RUN = FV_T / FV_WARPS, KEYS_AT_ONCE = KEY_RUN < 4 ? KEY_RUN : 4 };      /* keys of a warp whose hooks are in place; of them at once */
+struct alignas(16) pair_turn { v_step step; float s, c, far_s, far_c, reserved[2]; };
 
 struct row_info { int pos, row, request, head; };       /* of a packed row; row -1: none */
 
@@ -189,6 +194,9 @@ struct shared {
 #endif
 #ifdef FV_HAS_KEY_SUM
     summing sum;
+#endif
+#if FV_KEYS_TURNED
+    pair_turn turns[FV_DK / 2];
 #endif
     work w;
     lookup look;
@@ -492,6 +500,101 @@ FV_DEVICE float key_scale(args p, int r, int t)
     return S.position[r][t] == ABSENT ? 0.0f : *source<false>::scale(p, r, t);
 }
 
+/* Byte `place` of row t, from the first row's first on. */
+FV_DEVICE int key_place(int t, int place) { return t * k_rows::stride + (k_rows::swizzled ? place ^ (t & 7) << 4 : place); }
+
+#if FV_KEYS_TURNED
+/* Two words of a key, which hold two pairs, turned. */
+template <bool INTERLEAVED> FV_DEVICE void turn_words(const float (&s)[2], const float (&c)[2], float scale, uint32_t &x, uint32_t &y)
+{
+    float lo[2] = { fv_decode<FV_KS>(x & 0xffffu), fv_decode<FV_KS>(INTERLEAVED ? y & 0xffffu : x >> 16) };
+    float hi[2] = { fv_decode<FV_KS>(INTERLEAVED ? x >> 16 : y & 0xffffu), fv_decode<FV_KS>(y >> 16) };
+    float a[2], b[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (FV_KSCALE) lo[i] *= scale, hi[i] *= scale;
+        a[i] = fmaf(lo[i], c[i], -hi[i] * s[i]);
+        b[i] = fmaf(hi[i], c[i], lo[i] * s[i]);
+    }
+    x = fv_pack<FV_KS>(a[0], INTERLEAVED ? b[0] : a[1]);
+    y = fv_pack<FV_KS>(INTERLEAVED ? a[1] : b[0], b[1]);
+}
+
+/* (s, c) turned further. */
+FV_DEVICE void turn_by(float s, float c, float by_s, float by_c, float &to_s, float &to_c)
+{
+    to_s = fmaf(s, by_c, c * by_s);
+    to_c = fmaf(c, by_c, -s * by_s);
+}
+
+/* Sines and cosines at positions that follow one another, from the first: one turned, the others by f(x + t) = 2 cos t f(x) - f(x - t). */
+template <int N> FV_DEVICE void turn_on(const pair_turn &turn, float (&s)[N], float (&c)[N])
+{
+    if (N > 1) turn_by(s[0], c[0], turn.s, turn.c, s[1], c[1]);
+#pragma unroll
+    for (int k = 2; k < N; k++) {
+        s[k] = fmaf(2 * turn.c, s[k - 1], -s[k - 2]);
+        c[k] = fmaf(2 * turn.c, c[k - 1], -c[k - 2]);
+    }
+}
+
+/* The keys of a tile whose rows hold 2 `half` turned elements, half even: in words, word w and word w + half / 2 hold two pairs either way. A lane keeps its
+ * two words and goes through keys of its warp, N at a time. Where positions follow one another, the first key of the warp has an angle of its own, absent
+ * or not, so that a key's bits do not depend on who else is there; 2^-20 is what 16 keys further are off at most. */
+template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile, int half)
+{
+    enum { N = KEYS_AT_ONCE, SWAP = k_rows::swizzled ? 16 : 0 };
+    const int r = tile & (PLACES - 1), lane = threadIdx.x % 32, words = half / 2;
+    const bool consecutive = W.page_positions < 0;
+    int width = 32;                                                     /* lanes beside each other in a row: where words are few, more rows at once */
+    while (width > 1 && width / 2 >= words && 32 / width < KEY_RUN / N) width /= 2;
+    const int run = KEY_RUN * width / 32, first = threadIdx.x / 32 * KEY_RUN + lane / width * run;
+    const int position = W.first_position + W.key0 + tile * FV_T + first;
+#pragma unroll 1
+    for (int w = lane & (width - 1); w < words; w += width) {
+        const pair_turn turn[2] = { S.turns[INTERLEAVED ? w : 2 * w], S.turns[INTERLEAVED ? w + words : 2 * w + 1] };
+        uint32_t x_at = SLOT_AT(slot) + key_place(first, 4 * w), y_at = SLOT_AT(slot) + key_place(first, 4 * (w + words));
+        float s[2][N], c[2][N];
+#pragma unroll
+        for (int i = 0; i < 2; i++) v_sincos_fine(v_angle(position, turn[i].step), &s[i][0], &c[i][0]);
+#pragma unroll 1
+        for (int t = first; t < first + run; t += N) {
+            uint32_t x[N], y[N];
+            float next_s[2], next_c[2];
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                x[n] = ld_shared_b32((x_at ^ SWAP * n) + n * k_rows::stride);
+                y[n] = ld_shared_b32((y_at ^ SWAP * n) + n * k_rows::stride);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                turn_by(s[i][0], c[i][0], turn[i].far_s, turn[i].far_c, next_s[i], next_c[i]);
+                turn_on<N>(turn[i], s[i], c[i]);
+            }
+            if (!consecutive) {
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) v_sincos_rough(v_angle(S.position[r][t + n], turn[i].step), &s[i][n], &c[i][n]);
+            }
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float s_n[2] = { s[0][n], s[1][n] }, c_n[2] = { c[0][n], c[1][n] };
+                turn_words<INTERLEAVED>(s_n, c_n, FV_KSCALE ? key_scale(p, r, t + n) : 1.0f, x[n], y[n]);
+                st_shared_b32((x_at ^ SWAP * n) + n * k_rows::stride, x[n]);
+                st_shared_b32((y_at ^ SWAP * n) + n * k_rows::stride, y[n]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                s[i][0] = next_s[i];
+                c[i][0] = next_c[i];
+            }
+            x_at = (x_at ^ SWAP * N) + N * k_rows::stride;
+            y_at = (y_at ^ SWAP * N) + N * k_rows::stride;
+        }
+    }
+}
+#else
 /* Two words of a key, which hold two pairs: what the hook makes of them. */
 template <bool INTERLEAVED> FV_DEVICE void hook_words(const fv_uses &uses, v_at at, int first, int second, float scale, uint32_t &x, uint32_t &y)
 {
@@ -505,15 +608,12 @@ template <bool INTERLEAVED> FV_DEVICE void hook_words(const fv_uses &uses, v_at 
     y = fv_pack<FV_KS>(INTERLEAVED ? g.lo : f.hi, g.hi);
 }
 
-/* Byte `place` of row t, from the first row's first on. */
-FV_DEVICE int key_place(int t, int place) { return t * k_rows::stride + (k_rows::swizzled ? place ^ (t & 7) << 4 : place); }
-
 /* The keys of a tile whose rows hold 2 `half` elements in pairs, half even: word w and word w + half / 2 hold two pairs either way. A lane keeps its two
  * words and goes through keys of its warp, N at a time: what a hook makes of at.index alone (all that is costly about an angle) is made once. Absent keys
  * are zeros, at some position. */
 template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile, int half)
 {
-    enum { RUN = FV_T / FV_WARPS, N = RUN < 4 ? RUN : 4 };              /* keys of a warp */
+    enum { RUN = KEY_RUN, N = KEYS_AT_ONCE };
     const int r = tile & (PLACES - 1), lane = threadIdx.x % 32, words = half / 2;
     const fv_uses uses = USES;                                          /* which no store to shared memory changes */
     const v_at of_request = at_no_row(p);
@@ -556,11 +656,12 @@ template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile,
         }
     }
 }
+#endif
 
 /* The keys of a tile, which lie in shared memory as they are stored, become what the hook makes of them: T / WARPS of them by each warp. */
 COLD void hook_keys(args p, int slot, int tile)
 {
-    enum { RUN = FV_T / FV_WARPS };
+    enum { RUN = KEY_RUN };
     bool interleaved;
     const int half = fv_max(fv_min(fv_key_pairs(USES, &interleaved), FV_DK), 0) / 2, lane = threadIdx.x % 32, r = tile & (PLACES - 1);
     const bool whole = half % 2 == 0 && (FV_KSCALE || W.k_scale == 1.0f);
@@ -1772,6 +1873,16 @@ FV_DEVICE void open_plan(args p)
     if (t == 64) fv_bind(S.uses, *(const fv_uses *)p.step->uses, *(const fv_uses *)p.uses, p.from_run);
 #endif
     __syncthreads();
+#if FV_KEYS_TURNED
+#pragma unroll 1
+    for (int i = t; i < FV_DK / 2; i += NT) {
+        pair_turn &turn = S.turns[i];
+        turn.step = v_step_of(fv_key_frequency(USES, i));
+        v_sincos_fine(v_angle(1, turn.step), &turn.s, &turn.c);
+        v_sincos_fine(v_angle(KEYS_AT_ONCE, turn.step), &turn.far_s, &turn.far_c);
+    }
+    __syncthreads();
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __grid_constant__ d_attend p)
