@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attend_out.h -- what becomes of states: merged, kept in slots for whoever arrives last, or written out.
  *
- * A slot is m[unit_heads], l[unit_heads], padding to 16 floats, o[unit_heads][dv_pad]. merge_states is the only place where two states become one,
+ * A slot is m[unit_heads], l[unit_heads], padding to 16 floats, o[unit_heads][dv_pad], padding: two workers' slots share no line of 64 bytes.
+ * merge_states is the only place where two states become one,
  * whether they meet within a piece or across pieces, so that a row's bits do not depend on where it was cut.
  *
  * Part of attend_tmpl.c. */
@@ -24,7 +25,7 @@ static __attribute__((noinline)) void merge_state(float *m, float *l, float *o, 
 }
 
 static int slot_head(int unit_heads) { return (2 * unit_heads + 15) / 16 * 16; }
-static int64_t slot_floats(int unit_heads, int dv_pad) { return slot_head(unit_heads) + (int64_t)unit_heads * dv_pad; }
+static int64_t slot_floats(int unit_heads, int dv_pad) { return slot_head(unit_heads) + fv__round_up((int64_t)unit_heads * dv_pad, 16); }
 
 static float *slot_at(const work *w, int64_t slot) { return w->run->partials + slot * slot_floats(w->unit_heads, w->dv_pad); }
 
