@@ -22,16 +22,13 @@
 enum { UNIT = 4, UNIT_DIMS = 8, VEC_BYTES = 4 * V_LANES, QUADS = KEYS / 4, MAX_GROUPS = FV__MAX_DIM / 32, WHOLE = 127 * 256 };
 
 /* ------------------------------------------------------------------------------------------------------------ shuffles
- * Within 16 bytes: ZIP of bytes, of pairs, of fours; across: blocks of 16 bytes of several vectors turned. */
+ * Within 16 bytes: ZIP of bytes, of pairs; across: blocks of 16 bytes of several vectors turned. */
 typedef int8_t v_bytes __attribute__((vector_size(4 * V_LANES)));
 typedef int16_t v_shorts __attribute__((vector_size(4 * V_LANES)));
-typedef int64_t v_longs __attribute__((vector_size(4 * V_LANES)));
 
 #define ZIP_8(a, n) a, n + a, a + 1, n + a + 1, a + 2, n + a + 2, a + 3, n + a + 3, \
                     a + 4, n + a + 4, a + 5, n + a + 5, a + 6, n + a + 6, a + 7, n + a + 7
 #define ZIP_4(a, n) a, n + a, a + 1, n + a + 1, a + 2, n + a + 2, a + 3, n + a + 3
-#define ZIP_2(a, n) a, n + a, a + 1, n + a + 1
-#define ZIP_1(a, n) a, n + a
 #if V_LANES == 16
 #define ZIP_ALL(zip, at, step, n) zip(at, n), zip(at + step, n), zip(at + 2 * step, n), zip(at + 3 * step, n)
 #else
@@ -44,52 +41,6 @@ typedef int64_t v_longs __attribute__((vector_size(4 * V_LANES)));
 #endif
 #define ZIP_BYTES(a, b, half) SHUFFLE(v_bytes, a, b, ZIP_ALL(ZIP_8, 8 * half, 16, VEC_BYTES))
 #define ZIP_SHORTS(a, b, half) SHUFFLE(v_shorts, a, b, ZIP_ALL(ZIP_4, 4 * half, 8, VEC_BYTES / 2))
-#define ZIP_WORDS(a, b, half) SHUFFLE(v_i32, a, b, ZIP_ALL(ZIP_2, 2 * half, 4, V_LANES))
-#define ZIP_LONGS(a, b, half) SHUFFLE(v_longs, a, b, ZIP_ALL(ZIP_1, half, 2, V_LANES / 2))
-
-enum { PARTS = V_LANES / 4 };           /* blocks of 16 bytes in a vector */
-
-/* Block j of out[i] is block i of x[j * step]. */
-VFN void turn_blocks(const v_i32 *x, int step, v_i32 *out)
-{
-#if V_LANES == 16
-    const v_i32 a = x[0], b = x[step], c = x[2 * step], d = x[3 * step];
-    const v_i32 ab = V_PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    const v_i32 ab2 = V_PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    const v_i32 cd = V_PICK(c, d, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    const v_i32 cd2 = V_PICK(c, d, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    out[0] = V_PICK(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    out[1] = V_PICK(ab2, cd2, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
-    out[2] = V_PICK(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    out[3] = V_PICK(ab2, cd2, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-#else
-    const v_i32 a = x[0], b = x[step];
-    out[0] = V_PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
-    out[1] = V_PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-#endif
-}
-
-/* x[i] lane j becomes out[j] lane i. */
-VFN void turn_units(const v_i32 *x, v_i32 *out)
-{
-    v_i32 y[V_LANES];                   /* y[4 m + c]: columns c, c + 4, .. of rows 4 m to 4 m + 3, 16 bytes each */
-    V_UNROLL
-    for (int m = 0; m < V_LANES; m += 4) {
-        const v_i32 t0 = ZIP_WORDS(x[m], x[m + 1], 0), t1 = ZIP_WORDS(x[m], x[m + 1], 1);
-        const v_i32 t2 = ZIP_WORDS(x[m + 2], x[m + 3], 0), t3 = ZIP_WORDS(x[m + 2], x[m + 3], 1);
-        y[m] = ZIP_LONGS(t0, t2, 0);
-        y[m + 1] = ZIP_LONGS(t0, t2, 1);
-        y[m + 2] = ZIP_LONGS(t1, t3, 0);
-        y[m + 3] = ZIP_LONGS(t1, t3, 1);
-    }
-    V_UNROLL
-    for (int c = 0; c < 4; c++) {
-        v_i32 z[PARTS];
-        turn_blocks(y + c, 4, z);
-        V_UNROLL
-        for (int part = 0; part < PARTS; part++) out[4 * part + c] = z[part];
-    }
-}
 
 /* ------------------------------------------------------------------------------------------------- scales and zeros */
 
@@ -114,12 +65,12 @@ static void gather_pairs(const ahead *pairs, int units, int groups, int32_t *out
     const int words = pairs->runs == 1 ? units * groups / V_LANES * V_LANES : 0;
     for (int at = 0; at < words; at += V_LANES)
         for (int key = 0; key < KEYS; key += V_LANES) {
-            v_i32 x[V_LANES], turned[V_LANES];
+            v_i32 x[V_LANES];
             V_UNROLL
             for (int i = 0; i < V_LANES; i++) x[i] = v_loadi((const int32_t *)(const void *)(pairs->rows[key + i] + 4 * (int64_t)at));
-            turn_units(x, turned);
+            turn(x);
             V_UNROLL
-            for (int i = 0; i < V_LANES; i++) v_storei(out + (int64_t)(at + i) * KEYS + key, turned[i]);
+            for (int i = 0; i < V_LANES; i++) v_storei(out + (int64_t)(at + i) * KEYS + key, x[i]);
         }
     for (int at = words; at < units * groups; at++) {
         const int64_t shift = pairs->shift[at / groups] + at % groups * 4;
@@ -232,15 +183,15 @@ VFN void few4_scores(int rows, const few4_keys *x)
         V_UNROLL
         for (int r = 0; r < rows; r++) sums[r] = v_set(0.0f);
         for (int first = 0; first < units; first += V_LANES) {
-            v_i32 rows4[V_LANES], turned[V_LANES];
+            v_i32 some[V_LANES];
             const int count = units - first < V_LANES ? units - first : V_LANES;
             V_UNROLL
             for (int i = 0; i < V_LANES; i++) {
                 const void *at = x->rows[key + i] + x->shift + UNIT * (int64_t)first;
-                rows4[i] = v_loadi(at);
+                some[i] = v_loadi(at);
             }
-            turn_units(rows4, turned);
-            for (int r = 0; r < rows; r += PASS) few4_units(rows < PASS ? rows : PASS, rows, x, r, key, first, count, turned, sums + r);
+            turn(some);
+            for (int r = 0; r < rows; r += PASS) few4_units(rows < PASS ? rows : PASS, rows, x, r, key, first, count, some, sums + r);
         }
         V_UNROLL
         for (int r = 0; r < rows; r++) v_store(x->s + r * KEYS + key, sums[r] * x->q[(int64_t)r * x->step + x->dim / 2]);
@@ -312,7 +263,7 @@ VFN void few4_weights(int rows, int groups, const float *p, const int32_t *pairs
 VFN void few4_mix(const few4_sums *x4, int64_t byte, v_i32 *out)
 {
     for (int quad = x4->first; quad < x4->end; quad++) {
-        v_i32 x[4], u[4], z[PARTS];
+        v_i32 x[4], u[4], z[TURN_PARTS];
         V_UNROLL
         for (int i = 0; i < 4; i++) x[i] = v_loadi((const int32_t *)(const void *)(x4->rows[4 * quad + i] + x4->shift + byte));
         const v_i32 a = ZIP_BYTES(x[0], x[1], 0), b = ZIP_BYTES(x[0], x[1], 1), c = ZIP_BYTES(x[2], x[3], 0), d = ZIP_BYTES(x[2], x[3], 1);
@@ -321,10 +272,10 @@ VFN void few4_mix(const few4_sums *x4, int64_t byte, v_i32 *out)
         u[2] = ZIP_SHORTS(b, d, 0);
         u[3] = ZIP_SHORTS(b, d, 1);
         V_UNROLL
-        for (int h = 0; h < 4 / PARTS; h++) {
-            turn_blocks(u + h * PARTS, 1, z);
+        for (int h = 0; h < 4 / TURN_PARTS; h++) {
+            turn_blocks(u + h * TURN_PARTS, 1, z);
             V_UNROLL
-            for (int i = 0; i < PARTS; i++) out[4 * quad + i * (4 / PARTS) + h] = z[i];
+            for (int i = 0; i < TURN_PARTS; i++) out[4 * quad + i * (4 / TURN_PARTS) + h] = z[i];
         }
     }
 }
