@@ -22,14 +22,14 @@
 #define MAX_IFS   32                /* nested #if */
 #define MAX_WORD  64
 
-enum half { BOTH, SPEC, VECTOR };
+enum half { BOTH, SPEC, VECTOR, LIVE };
 
 typedef struct scanner {
     const char *name;               /* of the variant, for messages */
     const char *at;
     int line;
     bool line_start;                /* nothing but blanks stands before `at` on its line */
-    enum half ifs[MAX_IFS];         /* what each open #if chose; BOTH: not about FV_SPEC */
+    enum half ifs[MAX_IFS];         /* what each open #if chose; BOTH: not about FV_SPEC; LIVE: #if 1 */
     int if_line[MAX_IFS];
     int num_ifs;
     fv__variant_meta *meta;
@@ -162,6 +162,49 @@ static enum half half_of_condition(const char *directive, const char *condition)
     return negative ? VECTOR : SPEC;
 }
 
+/* The rest of a directive: its line, and those that a comment which begins there goes on to. */
+static fv_status skip_directive(scanner *s)
+{
+    while (*s->at && *s->at != '\n') {
+        if (s->at[0] == '/' && s->at[1] == '/') {
+            skip_line(s);
+        } else if (s->at[0] == '/' && s->at[1] == '*') {
+            FV_TRY(skip_block_comment(s));
+        } else {
+            if (s->at[0] == '\\' && s->at[1] == '\n') step(s);
+            step(s);
+        }
+    }
+    return FV_OK;
+}
+
+/* #if 0 or #if 1, or else -1. */
+static int constant_of(const char *condition)
+{
+    condition += strspn(condition, " \t");
+    if ((*condition != '0' && *condition != '1') || is_word(condition[1])) return -1;
+    const char *rest = condition + 1 + strspn(condition + 1, " \t\r");
+    return *rest && *rest != '\n' && *rest != '/' ? -1 : *condition - '0';
+}
+
+/* What is left out: up to the #else, #elif or #endif of its #if, which is read next. */
+static fv_status skip_dead(scanner *s)
+{
+    int depth = 0;
+    for (;;) {
+        FV_TRY(skip_comments(s));
+        if (*s->at == '#' && s->line_start) {
+            const char *word = s->at + 1 + strspn(s->at + 1, " \t");
+            const bool ends = !strncmp(word, "endif", 5);
+            if (!depth && (ends || !strncmp(word, "el", 2))) return FV_OK;
+            depth += !strncmp(word, "if", 2) - ends;
+        }
+        if (!*s->at) return FV_OK;
+        do step(s);
+        while (*s->at && *s->at != '\n' && *s->at != '/');
+    }
+}
+
 /* The text is all that there is: the same on every device, and known to the cache of compiled
  * kernels by its bytes alone. */
 static fv_status check_directive(const scanner *s, const char *directive)
@@ -182,28 +225,32 @@ static fv_status check_directive(const scanner *s, const char *directive)
 static fv_status read_directive(scanner *s)
 {
     char directive[MAX_WORD];
+    bool dead = false;
     step(s);
     while (*s->at == ' ' || *s->at == '\t') step(s);
     read_word(s, directive);
     FV_TRY(check_directive(s, directive));
     if (!strcmp(directive, "if") || !strcmp(directive, "ifdef") || !strcmp(directive, "ifndef")) {
-        FV_TRY(open_if(s, half_of_condition(directive, s->at)));
+        const int constant = strcmp(directive, "if") ? -1 : constant_of(s->at);
+        FV_TRY(open_if(s, constant == 1 ? LIVE : half_of_condition(directive, s->at)));
+        dead = constant == 0;
     } else if (!strcmp(directive, "else") || !strcmp(directive, "elif")) {
         if (!s->num_ifs) return fault(s, s->line, "#%s without #if", directive);
         enum half *half = &s->ifs[s->num_ifs - 1];
-        *half = *half == SPEC ? VECTOR : *half == VECTOR ? SPEC : BOTH;
+        dead = *half == LIVE;
+        *half = *half == SPEC ? VECTOR : *half == VECTOR ? SPEC : *half;
     } else if (!strcmp(directive, "endif")) {
         if (!s->num_ifs) return fault(s, s->line, "#endif without #if");
         s->num_ifs--;
     }
-    skip_line(s);
-    return FV_OK;
+    FV_TRY(skip_directive(s));
+    return dead ? skip_dead(s) : FV_OK;
 }
 
 static enum half half_here(const scanner *s)
 {
     for (int i = s->num_ifs; i > 0; i--)
-        if (s->ifs[i - 1] != BOTH) return s->ifs[i - 1];
+        if (s->ifs[i - 1] == SPEC || s->ifs[i - 1] == VECTOR) return s->ifs[i - 1];
     return BOTH;
 }
 

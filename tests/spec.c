@@ -651,8 +651,12 @@ static void judge(spec_result *r, const char *what, const fv__spec_at *at, doubl
     r->values++;
     if (share <= r->share && r->worst[0]) return;
     r->share = share;
-    snprintf(r->worst, sizeof r->worst, "%s of request %d, row %d, head %d, element %d is %.7g, its definition says %.7g", what, at->request, at->row,
-             at->head, at->index, got, want);
+    if (isnan(want))
+        snprintf(r->worst, sizeof r->worst, "%s of request %d, row %d, head %d, element %d: the definition gives no number (nan), nothing can be compared with it",
+                 what, at->request, at->row, at->head, at->index);
+    else
+        snprintf(r->worst, sizeof r->worst, "%s of request %d, row %d, head %d, element %d is %.7g, its definition says %.7g", what, at->request, at->row,
+                 at->head, at->index, got, want);
 }
 
 /* What the hooks make of the largest score. */

@@ -273,6 +273,7 @@ printf 'FV_META("x")\nFV_SCORE { return t; }\n' >"$work/bad.c"
 printf 'FV_META("x")\n\nFV_SCOR { return s; }\n' >"$work/worse.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s + t; }\n#else\nFV_SCORE { return s; }\n#endif\n' >"$work/spec.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s; }\n#else\nFV_SCORE { return s * 2.0f; }\n#endif\n' >"$work/wrong.c"
+printf 'FV_META("x")\nFV_SCORE { return v_log(-v_abs(s) - 1.0f); }\n' >"$work/nan.c"
 export FV_CACHE_DIR=$work/kernels
 expect 2 "$work/worse.c:3:" variant "$work/worse.c"
 if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants/alibi.c >"$work/out" 2>&1 || ! grep -q "C compiler" "$work/out"; then
@@ -282,6 +283,7 @@ if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants
     expect 2 "$work/bad.c:2:" variant "$work/bad.c"
     expect 2 "$work/spec.c:3:" variant "$work/spec.c"
     expect 1 "definition says" variant --seconds 0 "$work/wrong.c"
+    expect 1 "the definition gives no number" variant --seconds 0 --cpu scalar "$work/nan.c"
 fi
 FV_CACHE_DIR=$work/none FV_CC=/nonexistent expect 1 "FV_CC=/nonexistent is no program" variant examples/variants/alibi.c
 

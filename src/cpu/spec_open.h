@@ -50,6 +50,7 @@ typedef double v_f32;
 typedef int32_t v_i32;
 typedef bool v_mask;
 typedef struct v_pair { v_f32 lo, hi; } v_pair;
+VFN v_pair v_pair_of(v_f32 lo, v_f32 hi) { return (v_pair){ lo, hi }; }
 struct v_at { v_i32 request, row, batch_row, head, key, k_pos, q_pos, num_rows, num_keys, num_q_heads, index; };
 
 typedef struct fv_floats { const float *data; int64_t count; } fv_floats;

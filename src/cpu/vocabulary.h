@@ -18,6 +18,7 @@
  *           v_in_range(fv_ranges, at, x): position x lies in a range of the request's list
  *           v_share_range(fv_ranges, at, x, y): one range holds both      v_before_ranges(fv_ranges, at, x): x is below the first range
  *           v_is_ancestor(fv_ints parents, at): at.key is context, the row itself or one that its parents lead to (see variants/tree.h)
+ * Pairs     v_pair_of(lo, hi)
  * Rotary    v_rotate(v_pair, v_i32 position, v_f32 frequency): turns by position * frequency, exact for every position below 2^30
  *
  * A hook's body sees `a`, the argument struct, and `at`, where it is (struct v_at below).
@@ -178,6 +179,8 @@ VFN void v_split_bf16(const void *p, v_f32 *even, v_f32 *odd)
 typedef struct v_pair {
     v_f32 lo, hi;
 } v_pair;
+
+VFN v_pair v_pair_of(v_f32 lo, v_f32 hi) { return (v_pair){ lo, hi }; }
 
 /* Where a hook is. Every member is a vector: no hook may assume which axis the lanes run along. */
 struct v_at {

@@ -15,6 +15,7 @@ typedef uint32_t v_u32;
 typedef bool v_mask;
 
 struct v_pair { v_f32 lo, hi; };
+VFN v_pair v_pair_of(v_f32 lo, v_f32 hi) { const v_pair x = { lo, hi }; return x; }
 
 struct v_at {
     v_i32 request, row, batch_row, head, key, k_pos, q_pos, num_rows, num_keys, num_q_heads, index;
