@@ -515,7 +515,7 @@ static void check_shape(const shape *s)
 
 /* ------------------------------------------------------------------------------------------------------------- times */
 
-typedef struct timing { const char *name, *q, *k; int hq, hk, dk, dv, page, n, rows, keys; bool causal, v_in_k; } timing;
+typedef struct timing { const char *name, *q, *k; int hq, hk, dk, dv, page, n, rows, keys; bool causal, v_in_k, softcap, alibi; } timing;
 
 static const timing timings[] = {
     { "decode b256 L4096 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 256, 1, 4096, .causal = true },
@@ -534,6 +534,8 @@ static const timing timings[] = {
     { "prefill 2 x 8192 full", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = false },
     { "prefill 2 x 8192 of 4096 full", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 4096, .causal = false },
     { "prefill 8 x 2048 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 8, 2048, 2048, .causal = true },
+    { "prefill 2 x 8192 softcap", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = true, .softcap = true },
+    { "prefill 2 x 8192 alibi", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = true, .alibi = true },
     { "prefill 2 x 8192 d64", "bf16", "bf16", 32, 32, 64, 64, 16, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 d256", "bf16", "bf16", 16, 8, 256, 256, 16, 2, 8192, 8192, .causal = true },
 };
@@ -782,9 +784,14 @@ static double time_shape(const timing *s)
     const int64_t tokens = (int64_t)s->keys * s->n;
     const size_t pool = (size_t)(tokens * s->hk * (s->dk > s->dv ? s->dk : s->dv)) * (size_t)bits / 8;
     const int copies = pool * 2 < ((size_t)300 << 20) ? (int)(((size_t)600 << 20) / (pool * 2)) : 2;
-    const fv_variant_use causal = { .name = "causal" };
-    const fv_problem problem = { .q = s->q, .k = s->k, .v = s->v_in_k ? NULL : s->k, .o = s->q, .num_q_heads = s->hq, .num_kv_heads = s->hk, .dim_qk = s->dk,
-                                 .dim_v = s->dv, .variants = &causal, .num_variants = s->causal, .v_in_k = s->v_in_k };
+    static float slopes[256];
+    const fv_tensor of_heads = { .data = slopes, .dtype = "f32", .ndim = 1, .shape = { s->hq }, .stride = { 1 } };
+    const fv_arg cap = { .name = "cap", .number = 30 }, slope = { .name = "slopes", .tensor = &of_heads };
+    const fv_variant_use uses[] = { { .name = "causal" },
+                                    s->softcap ? (fv_variant_use){ .name = "softcap", .args = &cap, .num_args = 1 }
+                                               : (fv_variant_use){ .name = "alibi", .args = &slope, .num_args = 1 } };
+    const fv_problem problem = { .q = s->q, .k = s->k, .v = s->v_in_k ? NULL : s->k, .o = s->q, .num_q_heads = s->hq, .num_kv_heads = s->hk,
+                                 .dim_qk = s->dk, .dim_v = s->dv, .variants = uses, .num_variants = s->causal + (s->softcap || s->alibi), .v_in_k = s->v_in_k };
     const int64_t rows = (int64_t)s->rows * s->n;
     const fv_plan_desc limits = { .max_requests = s->n, .max_rows = rows, .max_kv_tokens = tokens, .max_pages = pages };
     load l = { .copies = copies, .step = pool };
