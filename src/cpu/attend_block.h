@@ -204,11 +204,26 @@ static uint64_t find_paged(const work *w, block *b, int64_t first)
     return bad;
 }
 
+/* Elements of a key are all that is to be found: no tail, no scales beside them. */
+static bool only_elements(const fv__run *r)
+{
+    return !r->k_tail.data && !r->k_block_scale.data && !r->v_block_scale.data && r->k_scale.kind != FV__SCALE_TOKEN_HEAD
+           && r->v_scale.kind != FV__SCALE_TOKEN_HEAD;
+}
+
 static uint64_t find_ragged(const work *w, block *b, int64_t first)
 {
     const fv__run *r = w->run;
-    const int64_t extent = fv__min64(r->k.extent, r->v.extent);
+    const int64_t extent = fv__min64(r->k.extent, r->v.extent), begin = w->segment->table + first;
     uint64_t bad = 0;
+    if (begin >= 0 && begin + b->n <= extent && only_elements(r)) {
+        const int64_t k = element_of(&r->k, (token){ begin, 0 }, w->kv_head, false), v = element_of(&r->v, (token){ begin, 0 }, w->kv_head, false);
+        for (int i = 0; i < KEYS; i++) {
+            b->k_at[i] = k + i * r->k.stride[0];
+            b->v_at[i] = v + i * r->v.stride[0];
+        }
+        return 0;
+    }
     for (int i = 0; i < b->n; i++) {
         const int64_t t = w->segment->table + first + i;
         if (!(b->seen >> i & 1)) continue;

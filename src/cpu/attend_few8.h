@@ -5,10 +5,11 @@
  * notwithstanding. So what is multiplied with them becomes integers instead, once a row and not once an element:
  *
  *   scores   a row of Q as words: the largest of its elements is 32767. Sums over d are exact in 32 bits
- *   values   the weights of a row in a block as words: the largest is 32767. Two keys' elements side by side are a pair; sums over the block are exact
+ *   values   the weights of a row in a block as words: the largest is 32767. Two keys' elements side by side are a pair; sums over the block are
+ *            exact
  *
- * What a word loses: 2^-16 of the row's largest q, of the block's largest weight; a weight of bf16 would lose 2^-9 of itself. Instructions a key, 4 rows
- * of d = 128: scores 20, values 24; with floats 44 and 48.
+ * What a word loses: 2^-16 of the row's largest q, of the block's largest weight; a weight of bf16 would lose 2^-9 of itself. Instructions a key,
+ * 4 rows of d = 128: scores 20, values 24; with floats 44 and 48.
  *
  * Queries of f32 and rows of Q that are not finite stay floats, as do blocks whose weights are not finite. Part of attend_tmpl.c. */
 
