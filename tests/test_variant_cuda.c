@@ -69,8 +69,8 @@ static fv_variant parsed(const char *name, const char *text)
     return v;
 }
 
-/* The kernel of a problem with these variants; the arguments do not matter to the text, but those of the problem must be there. */
-static fv_status compile(const fv_variant *const *variants, int n, const char *arch, fv_error *error)
+/* The text of the kernel of a problem with these variants, or NULL; the arguments do not matter to it, but those of the problem must be there. */
+static char *kernel_text(const fv_variant *const *variants, int n, fv_error *error)
 {
     static const fv__attend_device device = { .shared_per_block = 101376, .shared_per_sm = 102400, .shared_reserved = 1024, .registers_per_sm = 65536,
                                               .num_sms = 100 };
@@ -90,19 +90,37 @@ static fv_status compile(const fv_variant *const *variants, int n, const char *a
     const fv_plan_desc limits = { .max_requests = 4, .max_rows = 4, .max_kv_tokens = 1024, .max_pages = 64, .chunk = 1024 };
     fv__problem problem;
     fv__attend_config config;
-    FV_TRY(fv__problem_init(&given, &problem, error));
-    fv_status status = fv__attend_configure(&problem, &limits, &device, &config, error);
-    char *text = status == FV_OK ? fv__attend_text(&problem, &config) : NULL;
-    if (text) {
-        const fv__jit_text extra = { "uses.cuh", text };
-        const fv__cuda_program program = { .name = "attend", .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
-        const fv__jit_blob *blob;
-        status = fv__cuda_jit_compile(jit, &program, arch, &blob, error);
-        if (status == FV_E_COMPILE) fv__cuda_blame(variants, n, error);
-    }
-    free(text);
+    if (fv__problem_init(&given, &problem, error) != FV_OK) return NULL;
+    char *text = fv__attend_configure(&problem, &limits, &device, &config, error) == FV_OK ? fv__attend_text(&problem, &config) : NULL;
     fv__problem_free(&problem);
+    return text;
+}
+
+static fv_status compile(const fv_variant *const *variants, int n, const char *arch, fv_error *error)
+{
+    char *text = kernel_text(variants, n, error);
+    if (!text) return error->status;
+    const fv__jit_text extra = { "uses.cuh", text };
+    const fv__cuda_program program = { .name = "attend", .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
+    const fv__jit_blob *blob;
+    const fv_status status = fv__cuda_jit_compile(jit, &program, arch, &blob, error);
+    if (status == FV_E_COMPILE) fv__cuda_blame(variants, n, error);
+    free(text);
     return status;
+}
+
+/* A built-in costs what a user's variant of the same text costs: they are the same kernel. */
+static void built_ins_are_texts(void **state)
+{
+    (void)state;
+    for (int i = 0; i < fv__variant_count(); i++) {
+        const fv_variant *built_in = fv__variant_builtin(i), own = parsed(built_in->meta.name, built_in->text), *use = &own;
+        char *theirs = kernel_text(&use, 1, &err), *ours = kernel_text(&built_in, 1, &err);
+        if (!theirs || !ours) fail_msg("%s: %s", built_in->meta.name, err.text);
+        assert_string_equal(theirs, ours);
+        free(theirs);
+        free(ours);
+    }
 }
 
 static int is_text(const struct dirent *e)
@@ -224,7 +242,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(faults_in_kernels), cmocka_unit_test(key_sums),
-        cmocka_unit_test(texts_beside_each_other),  cmocka_unit_test(examples),
+        cmocka_unit_test(texts_beside_each_other),  cmocka_unit_test(examples),          cmocka_unit_test(built_ins_are_texts),
     };
     return cmocka_run_group_tests(tests, open_compiler, close_compiler);
 }
