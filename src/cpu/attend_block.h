@@ -299,7 +299,6 @@ static void shift_block(const work *w, block *b, int heads)
 
 /* ----------------------------------------------------------------------------------------------------------- elements */
 
-static float f16(const void *base, int64_t i) { return v_lane(load_part(FV__DTYPE_f16, base, i, 1), 0); }
 static float e4m3(const void *base, int64_t i)
 {
     return v_lane(load_part(FV__DTYPE_fp8_e4m3, base, i, 1), 0);
@@ -340,9 +339,10 @@ static void scale_groups(const fv__view *scales, int64_t at, int n, float *x)
 static void unpack_groups(const fv__view *pairs, int64_t pair_at, const char *base, int dim, int n, float *out)
 {
     const int group = 2 * dim / pairs->width;
-    const char *pair = pairs->data + 2 * pair_at;
-    for (int d = 0; d < n; d += group, pair += 4) {
-        const v_f32 scale = v_set(f16(pair, 0)), zero = v_set(f16(pair, 1));
+    float pair[2 * (FV__MAX_DIM / 32) + V_LANES];          /* scale, zero of each group */
+    unpack_as(FV__DTYPE_f16, pairs->data, pair_at, pairs->width, pair);
+    for (int d = 0; d < n; d += group) {
+        const v_f32 scale = v_set(pair[d / group * 2]), zero = v_set(pair[d / group * 2 + 1]);
         for (int i = d; i < d + group && i < n; i += 2 * V_LANES) {
             v_f32 y[2];
             v_split_int4(base + i / 2, &y[0], &y[1]);
