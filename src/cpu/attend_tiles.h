@@ -6,9 +6,9 @@
  *   strip    up to STRIP packed rows: their Q and weights are left operands, their scores and O sums
  *   job      a strip x a block of the set: scores S[row][key], lanes along keys, become weights P[row][key]
  *
- * The unit that multiplies tiles works beside the one for vectors only where instructions of both stand close together. So three things run at once:
- * the scores of the next job, the weights of this one, and O += P V of the strip before, a few rows of weights after every two products; the next
- * set's memory is asked for meanwhile.
+ * The unit that multiplies tiles works beside the one for vectors only where instructions of both stand close together. So four things run at once,
+ * from the first set of a walk to the last: the scores of the next job, the weights of this one, O += P V of the strip before, and the next set's
+ * operands. Weights are made a row after every two products, operands in portions between products of 32 x 32 sums.
  *
  * A row's m stands HEADROOM above the first score that it met, in base 2, and moves only when another passes it: then by whole powers of two, so that
  * what is summed already is scaled exactly. Weights therefore need no maximum of their block; floats have room for it on both sides. They are rounded
@@ -18,7 +18,7 @@
  * Exact before the products: Q is bf16; K and V are bf16 or narrower types, whose every value bf16 holds (4-bit ones with their group's scale too).
  * Sums run over keys in order, whatever the sets: a row's bits depend on no other row.
  *
- * Floors for 64 keys x 64 packed rows, d = 128: 128 tile products of 16 cycles; 256 vectors of weights of 13 instructions, two a cycle.
+ * Floors for 64 keys x 64 packed rows, d = 128: 128 tile products of 16 cycles; 256 vectors of weights of 10.5 instructions, two a cycle.
  *
  * Part of attend_tmpl.c. */
 
@@ -52,7 +52,8 @@ static void multiply_tiles(int c, int a, int b)
 {
     for (int i = 0; i < TILE; i++)
         for (int j = 0; j < TILE; j++)
-            for (int k = 0; k < 2 * TILE; k++) tile_file[c].f[i][j] += half_value(tile_file[a].h[i][k]) * half_value(tile_file[b].h[k / 2][2 * j + k % 2]);
+            for (int k = 0; k < 2 * TILE; k++)
+                tile_file[c].f[i][j] += half_value(tile_file[a].h[i][k]) * half_value(tile_file[b].h[k / 2][2 * j + k % 2]);
 }
 #define TILE_LOAD(t, base, step) move_tile(t, (char *)(uintptr_t)(base), step, false)
 #define TILE_STORE(t, base, step) move_tile(t, (char *)(base), step, true)
@@ -91,9 +92,10 @@ static bool fits_tiles(const fv__problem *p)
  * 16-bit operands lie tile by tile, 1 KB each, two side by side: PAIR elements are what one step of a product of 32 x 32 sums takes of one side.
  *
  *   tile_q   [rows / 32][dk / 32][2][16 rows][32 d]
- *   tile_k   [block][2 halves][dk / 32][2][16 pairs of d][16 keys][2]
- *   tile_p   [2 strips][rows / 32][halves of the set][2][16 rows][32 keys]: key i beside key i + 16
- *   tile_v   [dv / 32][halves of the set][2][16 pairs of keys][16 d][2]: the same pairs; d 0..3, 8..11, 16..19, 24..27, then the others
+ *   tile_k   [2 sets][block][2 halves][dk / 32][2][16 pairs of d][16 keys][2]
+ *   tile_s   [2 jobs][rows / 32][2][2 halves][2][16 rows][16 keys]
+ *   tile_p   [2 strips][rows / 32][halves of the set][2][16 rows][32 keys]
+ *   tile_v   [3 sets][dv / 32][halves of the set][2][16 pairs of keys][16 d][2]: d 0..3, 8..11, 16..19, 24..27, then the others
  *   tile_o   [rows / 32][dv / 32][2][2][16 rows][16 d], columns as those of tile_v */
 
 enum { TILE_HALF = TILE * TILE_DEPTH, TILE_PAIR = 2 * TILE_HALF, PAIR_ROWS = 2 * TILE, SET_HALVES = SET * KEYS / TILE_DEPTH };
@@ -153,36 +155,6 @@ static void find_values(work *w, block *b, const char **keys, const char **rows)
     if (step != w->dv) widen_rows(rows, w->dv, step, w->v);
 }
 
-static void pack_keys(const char *const *rows, int steps, uint16_t *to)
-{
-    for (int key = 0; key < KEYS; key += TILE)
-        for (int i = 0; i < steps; i++) {
-            v_i32 x[TILE];
-            uint16_t *out = to + ((int64_t)(key / TILE_DEPTH) * steps + i) * TILE_PAIR + key / TILE % 2 * TILE_HALF;
-            V_UNROLL
-            for (int j = 0; j < TILE; j++) x[j] = v_loadi((const int32_t *)(const void *)(rows[key + j] + 64 * i));
-            turn(x);
-            V_UNROLL
-            for (int j = 0; j < TILE; j++) v_storei((int32_t *)(void *)(out + j * TILE_DEPTH), x[j]);
-        }
-}
-
-/* `to`: of the block's first half and d 0. */
-static void pack_values(const char *const *rows, int steps, uint16_t *to)
-{
-    for (int key = 0; key < KEYS; key += TILE_DEPTH)
-        for (int j = 0; j < TILE; j++) {
-            const char *low = rows[key + j], *high = rows[key + j + TILE];
-            uint16_t *at = to + key / TILE_DEPTH * TILE_PAIR + j * TILE_DEPTH;
-            for (int i = 0; i < steps; i++, low += 64, high += 64, at += SET_HALVES * TILE_PAIR) {
-                const half_words a = (half_words)v_loadi((const int32_t *)(const void *)low);
-                const half_words b = (half_words)v_loadi((const int32_t *)(const void *)high);
-                v_storei((int32_t *)(void *)at, (v_i32)PAIR_WORDS(a, b, 0));
-                v_storei((int32_t *)(void *)(at + TILE_HALF), (v_i32)PAIR_WORDS(a, b, 4));
-            }
-        }
-}
-
 /* Q of a packed row as whole steps of bf16: where it lies, or put together in `line`. */
 static const char *find_query(const work *w, int at, int step, char *line)
 {
@@ -198,110 +170,231 @@ static const char *find_query(const work *w, int at, int step, char *line)
     return line;
 }
 
+/* Q is read once, from memory: more rows on their way than the machine asks for by itself. */
+enum { QUERIES_AHEAD = 24 };
+static void ask_query(const work *w, int at)
+{
+    const fv__view *q = &w->run->q;
+    if (at >= w->packed) return;
+    const char *from = q->data + 2 * (w->rows[at / w->unit_heads].batch_row * q->stride[0] + (w->q_head + at % w->unit_heads) * q->stride[1]);
+    for (int i = 0; i < 2 * w->dk; i += 64) __builtin_prefetch(from + i, 0, 2);
+}
+
 static void load_tiles(work *w)
 {
     const int steps = tile_steps(w->dk), rows = whole_pairs(w->packed);
     for (int i = 0; i < rows; i++) {
         uint16_t *to = w->tile_q + (int64_t)(i / PAIR_ROWS) * steps * TILE_PAIR + row_in_pair((unsigned)i);
         const char *from = find_query(w, i, steps * TILE_DEPTH, (char *)w->line);
+        ask_query(w, i + QUERIES_AHEAD);
         for (int d = 0; d < steps; d++, to += TILE_PAIR, from += 64) v_storei((int32_t *)(void *)to, v_loadi((const int32_t *)(const void *)from));
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------- supply */
+/* --------------------------------------------------------------------------------------------------------------- sets */
+
+enum { STRIPS = LARGEST_TILE / STRIP };
+
+typedef struct strip {
+    int first, rows;                    /* packed rows */
+    uint64_t seen[SET];                 /* of each block, by some row */
+    bool all[SET];                      /* every row sees all keys of the block */
+    int begin, end;                     /* halves of the set from the first seen one on */
+    uint16_t *p;
+    const uint16_t *v;                  /* V of its set */
+} strip;
+
+typedef struct job {
+    const strip *strip;
+    int block;
+} job;
 
 typedef struct set {
     block *blocks[SET];
     int n;
+    uint16_t *k, *v;                    /* their operands */
+    strip strips[STRIPS];
+    job jobs[STRIPS * SET];
+    int num_jobs;
 } set;
 
-/* Rows of K and V that the next set will pack, asked for one by one. */
+/* Operands of the next set have places of their own: K's are free when the set's last scores are made, V's a strip later. */
+static bool gather_set(work *w, set *s, int count, walk *x)
+{
+    for (s->n = 0; s->n < SET; s->n++)
+        if (!(s->blocks[s->n] = next_block(w, &w->blocks[count % 2 * SET + s->n], x))) break;
+    s->k = w->tile_k + (int64_t)(count % 2) * SET * KEYS * TILE_DEPTH * tile_steps(w->dk);
+    s->v = w->tile_v + (int64_t)(count % 3) * SET * KEYS * TILE_DEPTH * tile_steps(w->dv);
+    return s->n > 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- supply
+ * What the next set needs, in portions of about a hundred instructions that are done between products: first its rows of K and V are asked for, then
+ * they are made operands. */
+
+enum { ASK_ROWS = 4, VALUE_PAIRS = 4 };
+
 typedef struct supply {
-    const work *w;
+    work *w;
     const set *set;
-    int lists;                          /* begun: K and V of each block */
+    int lists, list;                    /* of rows to ask for: K and V of each block; those begun */
     asking rows;
+    int block, portion;                 /* operands: the next portion */
+    const char *keys[KEYS], *values[KEYS];
+    int credit, rate;                   /* portions that are due, in 256ths */
 } supply;
 
-/* The lists that there are. */
-static int num_lists(const work *w, const set *s) { return w->p->v_in_k ? s->n : 2 * s->n; }
-
-/* Into the second-level cache: the first holds what is multiplied. */
-static __attribute__((noinline)) void ask_next(supply *x)
+/* Into the second-level cache: the first holds what is multiplied. False: all is asked for. */
+static bool ask_some(supply *x)
 {
     asking *a = &x->rows;
-    const int n = num_lists(x->w, x->set);
     while (a->at == a->end) {
-        if (x->lists == n) return;
-        plan_asking(x->w, x->set->blocks[x->lists % x->set->n], x->lists < x->set->n, a);
-        x->lists++;
+        if (x->list == x->lists) return false;
+        plan_asking(x->w, x->set->blocks[x->list % x->set->n], x->list < x->set->n, a);
+        x->list++;
     }
-    for (int i = 0; i < a->bytes; i += 64) __builtin_prefetch(a->rows[a->at] + i, 0, 2);
-    a->at++;
+    for (int n = ASK_ROWS; n > 0 && a->at < a->end; n--, a->at++)
+        for (int i = 0; i < a->bytes; i += 64) __builtin_prefetch(a->rows[a->at] + i, 0, 2);
+    return true;
+}
+
+/* 16 keys x 32 of d. */
+static void pack_keys(const char *const *rows, int step, uint16_t *to)
+{
+    v_i32 x[TILE];
+    V_UNROLL
+    for (int j = 0; j < TILE; j++) x[j] = v_loadi((const int32_t *)(const void *)(rows[j] + 64 * step));
+    turn(x);
+    V_UNROLL
+    for (int j = 0; j < TILE; j++) v_storei((int32_t *)(void *)(to + j * TILE_DEPTH), x[j]);
+}
+
+/* VALUE_PAIRS pairs of keys, all of d. */
+static void pack_values(const char *const *rows, int steps, uint16_t *to)
+{
+    for (int j = 0; j < VALUE_PAIRS; j++) {
+        const char *low = rows[2 * j], *high = rows[2 * j + 1];
+        uint16_t *at = to + j * TILE_DEPTH;
+        for (int i = 0; i < steps; i++, low += 64, high += 64, at += SET_HALVES * TILE_PAIR) {
+            const half_words a = (half_words)v_loadi((const int32_t *)(const void *)low);
+            const half_words b = (half_words)v_loadi((const int32_t *)(const void *)high);
+            v_storei((int32_t *)(void *)at, (v_i32)PAIR_WORDS(a, b, 0));
+            v_storei((int32_t *)(void *)(at + TILE_HALF), (v_i32)PAIR_WORDS(a, b, 4));
+        }
+    }
+}
+
+static int key_portions(const work *w) { return KEYS / TILE * tile_steps(w->dk); }
+static int portions(const work *w) { return key_portions(w) + KEYS / 2 / VALUE_PAIRS; }
+
+static void pack_some(supply *x)
+{
+    work *w = x->w;
+    const int dk = tile_steps(w->dk), i = x->portion, of_keys = key_portions(w);
+    block *b = x->set->blocks[x->block];
+    if (i == 0) find_keys(w, b, x->keys);
+    if (i < of_keys) {
+        const int key = i / dk * TILE, step = i % dk;
+        pack_keys(x->keys + key, step, x->set->k + ((int64_t)(x->block * 2 + key / TILE_DEPTH) * dk + step) * TILE_PAIR + key / TILE % 2 * TILE_HALF);
+    } else {
+        const int pair = (i - of_keys) * VALUE_PAIRS;
+        if (!pair) find_values(w, b, x->keys, x->values);
+        pack_values(x->values + 2 * pair, tile_steps(w->dv), x->set->v + (x->block * 2 + pair / TILE) * TILE_PAIR + pair % TILE * TILE_DEPTH);
+    }
+    if (++x->portion == portions(w)) {
+        x->portion = 0;
+        x->block++;
+    }
+}
+
+/* For `calls` calls of supply_some. */
+static supply begin_supply(work *w, const set *s, int calls)
+{
+    supply x = { .w = w, .set = s, .lists = w->p->v_in_k ? s->n : 2 * s->n };
+    x.rate = 256 * (x.lists * KEYS / ASK_ROWS + s->n * portions(w)) / (calls + 1) + 1;
+    return x;
+}
+
+static __attribute__((noinline)) void supply_some(supply *x)
+{
+    for (x->credit += x->rate; x->credit >= 256 && x->block < x->set->n; x->credit -= 256)
+        if (!ask_some(x)) pack_some(x);
+}
+
+static void supply_rest(supply *x)
+{
+    while (x->block < x->set->n) pack_some(x);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- weights */
 
-enum { HEADROOM = 30 };
-#define ONE_EXPONENT 8388608.0f         /* 2^23: one in the exponent of a float */
+enum { HEADROOM = 30, ROW_VECS = KEYS / V_LANES, PAIR_SUMS = PAIR_ROWS * KEYS };
 
-/* Bits of a where mask has ones, else of b. */
-#ifdef V_PICK_BITS
-#define PICK_BITS(mask, a, b) V_PICK_BITS(mask, a, b)
+#ifdef V_FRACTION
+VFN v_f32 fraction(v_f32 x) { return V_FRACTION(x); }
+VFN v_f32 scaled(v_f32 x, v_f32 y) { return V_SCALE(x, y); }
 #else
-#define PICK_BITS(mask, a, b) (((a) & (mask)) | ((b) & ~(mask)))
+VFN v_f32 whole_of(v_f32 x)
+{
+    const v_f32 y = v_max(v_set(-252.0f), v_min(v_set(252.0f), x)), n = v_float(v_int(y));
+    return n - v_select(v_gt(n, y), v_set(1.0f), v_set(0.0f));
+}
+VFN v_f32 fraction(v_f32 x) { return v_max(v_set(-252.0f), v_min(v_set(252.0f), x)) - whole_of(x); }
+VFN v_f32 scaled(v_f32 x, v_f32 y)      /* x 2^floor(y) */
+{
+    const v_i32 n = v_int(whole_of(y)), half = n >> 1;
+    return x * v_of_bits((v_u32)(half + 127) << 23) * v_of_bits((v_u32)(n - half + 127) << 23);
+}
 #endif
 
-#ifndef V_ANY_BITS
-#define V_ANY_BITS(a, b) v_any(V_TRUTH(((a) & (b)) != 0))
+/* A lane is above y, or no number. */
+VFN bool any_above(v_f32 x, v_f32 y)
+{
+#ifdef V_ANY_ABOVE
+    return V_ANY_ABOVE(x, y);
+#else
+    return v_any(v_not(v_le(x, y)));
 #endif
+}
 
 /* What weights are made with, to be kept in registers. From memory: a constant of the text would be made anew for every row. */
 typedef struct powers {
-    v_i32 low, one, half, upper, passed;
-    v_f32 none, c[5];
+    v_f32 scale, limit, c[5];
+    v_i32 ones;
 } powers;
 
 static const struct {
-    int32_t low, one, half, upper, passed;
-    float c[5];
-} power_table = { 0x7FFFFF, 0x3F800000, 0x8000, (int32_t)0xFFFF0000, (int32_t)0xC0000000,
-                  { 0.5098705291748047f, 0.3121471405029297f, 0.16661739349365234f, -0.0021905899047851562f, 0.013555526733398438f } };
+    float limit, c[5];
+    int32_t ones;
+} power_table = { 8.0f, { 1.0f, 0.6930322647094727f, 0.2413787841796875f, 0.052031517028808594f, 0.013555526733398438f }, 0x3F803F80 };
 
-VFN powers load_powers(void)
+VFN powers load_powers(const work *w)
 {
-    const int32_t *bits = &power_table.low;
     const float *c = power_table.c;
-    __asm__("" : "+r"(bits), "+r"(c));
-    return (powers){ .low = v_seti(bits[0]), .one = v_seti(bits[1]), .half = v_seti(bits[2]), .upper = v_seti(bits[3]), .passed = v_seti(bits[4]),
-                     .none = v_set(0.0f), .c = { v_set(c[0]), v_set(c[1]), v_set(c[2]), v_set(c[3]), v_set(c[4]) } };
+    __asm__("" : "+r"(c));
+    return (powers){ .scale = v_set(w->weight_scale), .limit = v_set(c[-1]), .c = { v_set(c[0]), v_set(c[1]), v_set(c[2]), v_set(c[3]), v_set(c[4]) },
+                     .ones = v_seti(power_table.ones) };
 }
 
-/* 2^x of 2^23 (x + 127), given as the integer: its upper bits are the exponent already, its lower 23 a straight line for which a polynomial of
- * [1, 2) stands in: relative error 4e-6, exact at both ends. 0 gives 0. */
-VFN v_f32 power_of(v_i32 e, const powers *k)
+/* 2^x: a polynomial of the fraction, relative error 4e-6, exact at whole numbers, and the machine's own scaling. */
+VFN v_f32 power_of(v_f32 x, const powers *k)
 {
-    const v_f32 x = v_of_bits((v_u32)PICK_BITS(k->low, e, k->one));
+    const v_f32 f = fraction(x);
     v_f32 y = k->c[4];
-    for (int i = 3; i >= 0; i--) y = v_fma(y, x, k->c[i]);
-    return v_of_bits((v_u32)PICK_BITS(k->low, (v_i32)v_bits_of(y), e));
-}
-
-/* Two weights as bf16, to nearest, low in the lower half. Halves go up: half of what they are has no bit there. */
-VFN v_i32 pair_weights(v_f32 low, v_f32 high, const powers *k)
-{
-    return PICK_BITS(k->upper, (v_i32)v_bits_of(high) + k->half, (v_i32)((v_bits_of(low) + (v_u32)k->half) >> 16));
+    V_UNROLL
+    for (int i = 3; i >= 0; i--) y = v_fma(y, f, k->c[i]);
+    return scaled(y, x);
 }
 
 /* sum += the weights of two pairs, as they will be multiplied. */
-VFN v_f32 add_weights(v_f32 sum, v_i32 a, v_i32 b)
+VFN v_f32 add_weights(v_f32 sum, v_i32 a, v_i32 b, const powers *k)
 {
 #ifdef V_DOT_BF16
-    const v_i32 ones = v_seti(0x3F803F80);
-    return V_DOT_BF16(a, ones, V_DOT_BF16(b, ones, sum));
+    return V_DOT_BF16(a, k->ones, V_DOT_BF16(b, k->ones, sum));
 #else
     const v_i32 upper = v_seti((int32_t)0xFFFF0000);
     const v_f32 low = v_of_bits((v_u32)a << 16) + v_of_bits((v_u32)b << 16);
+    (void)k;
     return sum + (low + (v_of_bits((v_u32)(a & upper)) + v_of_bits((v_u32)(b & upper))));
 #endif
 }
@@ -311,31 +404,44 @@ VFN v_mask lanes_of(uint64_t bits, int vec)
     return V_TRUTH((v_seti((int32_t)(bits >> (vec * V_LANES) & 0xFFFF)) & (v_seti(1) << v_iota())) != 0);
 }
 
-enum { ROW_VECS = KEYS / V_LANES };
-
-
 /* The weights of a job on their way, some rows at a time. */
 typedef struct softening {
     work *w;
     block *b;
-    float *s;                           /* scores [rows][KEYS] */
+    float *s;                           /* scores as tile_s */
     uint16_t *p;                        /* the strip's weights from the block's first half on */
     int done;                           /* halves of the strip before this block */
     int first, row, rows;               /* packed row of the strip's row 0; the next row, how many there are */
-    int credit, rate;                   /* rows that are due, in 256ths */
-    supply *ask;                        /* NULL: nothing more is asked for */
-    int ask_credit, ask_rate;
+    bool plain;                         /* no hook, every key is seen, every row has met keys before */
+    int every, wait, several;           /* rows are done at every so many pauses, several at once */
+    supply *supply;                     /* NULL: nothing more is made ready */
 } softening;
 
-static uint16_t *weights_at(const softening *x, unsigned i)
+static uint16_t *weights_at(const softening *x, unsigned i) { return x->p + i / PAIR_ROWS * (SET_HALVES * TILE_PAIR) + row_in_pair(i); }
+
+/* The first of a row's vectors of scores, which lie a tile apart. */
+static float *scores_at(const softening *x, unsigned i)
 {
-    return x->p + i / PAIR_ROWS * (SET_HALVES * TILE_PAIR) + row_in_pair(i);
+    return x->s + i / PAIR_ROWS * PAIR_SUMS + i / TILE % 2 * (PAIR_SUMS / 2) + i % TILE * TILE;
 }
 
-VFN void set_top(work *w, int at, float m)
+VFN void keep_weights(work *w, int at, const v_f32 *y, uint16_t *p, const powers *k)
+{
+    const v_i32 a = v_join_bf16(y[0], y[1]), b = v_join_bf16(y[2], y[3]);
+    float *l = w->tile_l + (int64_t)at * 2 * V_LANES;
+    v_storei((int32_t *)(void *)p, a);
+    v_storei((int32_t *)(void *)(p + TILE_PAIR), b);
+    v_store(l, v_load(l) + ((y[0] + y[1]) + (y[2] + y[3])));
+    v_store(l + V_LANES, add_weights(v_load(l + V_LANES), a, b, k));
+}
+
+/* ---- rows with exceptions ---- */
+
+/* bias infinite: a row that has met nothing yet has weights that are too large, whatever its scores. */
+static void set_top(work *w, int at, float m)
 {
     w->m[at] = m;
-    w->bias[at] = (127.0f - m) * ONE_EXPONENT;
+    w->bias[at] = -m;
 }
 
 /* A row's m has to rise above `top`, or to `top` where it is asked for: the sum, O and the weights that wait to be multiplied follow. */
@@ -357,16 +463,15 @@ static void follow(const softening *x, int at, float top)
         v_store(o, v_load(o) * alpha);
         v_store(o + TILE * TILE, v_load(o + TILE * TILE) * alpha);
     }
-    const powers k = load_powers();
     for (int i = 1; i <= x->done; i++) {
         uint16_t *p = weights_at(x, (unsigned)(at - x->first)) - i * TILE_PAIR;
-        v_f32 low, high;
-        v_split_bf16(p, &low, &high);
-        v_storei((int32_t *)(void *)p, pair_weights(low * alpha, high * alpha, &k));
+        v_f32 even, odd;
+        v_split_bf16(p, &even, &odd);
+        v_storei((int32_t *)(void *)p, (v_i32)((v_bits_of(odd * alpha) & 0xFFFF0000u) | v_bits_of(even * alpha) >> 16));
     }
 }
 
-static __attribute__((noinline)) void raise_row(const softening *x, int at, const float *s, uint64_t bits)
+static void raise_row(const softening *x, int at, const float *s, uint64_t bits)
 {
     v_f32 top = v_set(-infinity);
     v_mask bad = v_false();
@@ -382,162 +487,164 @@ static __attribute__((noinline)) void raise_row(const softening *x, int at, cons
     follow(x, at, v_any(bad) ? infinity : v_lane(top, 0));
 }
 
-/* Exponents of the row's weights; those of unseen keys are 0. Says whether a score passes what m allows. */
-VFN bool exponents(const work *w, int at, const float *s, uint64_t bits, const powers *k, v_i32 *e)
+/* Weights of what the row sees. Says whether a score passes what m allows. */
+static bool weigh_seen(const work *w, int at, const float *s, uint64_t bits, const powers *k, v_f32 *y)
 {
-    const v_f32 scale = v_set(w->exponent_scale), bias = v_set(w->bias[at]);
-    V_UNROLL
+    const v_f32 bias = v_set(w->bias[at]);
     for (int i = 0; i < ROW_VECS; i++) {
-        v_f32 y = v_max(k->none, v_fma(v_load(s + i * V_LANES), scale, bias));
-        if (~bits) y = v_select(lanes_of(bits, i), y, k->none);
-        e[i] = v_int(y);
+        const v_f32 x = v_fma(v_load(s + i * V_LANES), k->scale, bias);
+        y[i] = v_select(lanes_of(bits, i), power_of(x, k), v_set(0.0f));
     }
-    return V_ANY_BITS(e[0] | e[1] | e[2] | e[3], k->passed);
+    return any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit);
 }
 
 /* Weights that replace the softmax: m stays 0, so that states merge with factor 1. Or a row that sees nothing: its weights are 0. */
-static __attribute__((noinline)) void keep_weights(work *w, int at, const float *s, uint64_t bits, uint16_t *p)
+static void take_weights(work *w, int at, const float *s, uint64_t bits, uint16_t *p)
 {
-    const powers k = load_powers();
     v_f32 x[ROW_VECS];
     for (int i = 0; i < ROW_VECS; i++) x[i] = v_select(lanes_of(bits, i), v_load(s + i * V_LANES), v_set(0.0f));
     if (w->has_weight) w->m[at] = 0;
-    v_storei((int32_t *)(void *)p, pair_weights(x[0], x[1], &k));
-    v_storei((int32_t *)(void *)(p + TILE_PAIR), pair_weights(x[2], x[3], &k));
+    v_storei((int32_t *)(void *)p, v_join_bf16(x[0], x[1]));
+    v_storei((int32_t *)(void *)(p + TILE_PAIR), v_join_bf16(x[2], x[3]));
 }
 
-/* The row's scores through the hooks. */
-static __attribute__((noinline)) void hook_row(const softening *x, int at, float *s)
-{
-    scale_line(s, KEYS, x->w->score_scale);
-    hook_scores(x->w, x->b, &x->w->rows[at / x->w->unit_heads], at % x->w->unit_heads, s);
-}
-
-VFN void soften_row(const softening *x, unsigned i, const powers *k)
+static __attribute__((noinline)) void soften_any(const softening *x, unsigned i)
 {
     work *w = x->w;
     const int at = x->first + (int)i;
     const uint64_t bits = x->b->whole ? x->b->seen : x->b->mask[at];
-    float *s = x->s + i * KEYS;
-    uint16_t *p = weights_at(x, i);
-    v_i32 e[ROW_VECS];
+    const powers k = load_powers(w);
+    const float *from = scores_at(x, i);
+    float s[KEYS];
     v_f32 y[ROW_VECS];
-    if (bits && (w->has_score || w->has_weight)) hook_row(x, at, s);
+    for (int j = 0; j < ROW_VECS; j++) v_store(s + j * V_LANES, v_load(from + j * TILE * TILE));
+    if (bits && (w->has_score || w->has_weight)) {
+        scale_line(s, KEYS, w->score_scale);
+        hook_scores(w, x->b, &w->rows[at / w->unit_heads], at % w->unit_heads, s);
+    }
     if (!bits || w->has_weight) {
-        keep_weights(w, at, s, bits, p);
+        take_weights(w, at, s, bits, weights_at(x, i));
         return;
     }
     if (w->m[at] == -infinity) set_top(w, at, s[lowest(bits)] * w->weight_scale + w->headroom);  /* the first key stands for the maximum */
     if (w->has_row_max) raise_row(x, at, s, bits);
-    if (exponents(w, at, s, bits, k, e)) {
+    if (weigh_seen(w, at, s, bits, &k, y)) {
         raise_row(x, at, s, bits);
-        exponents(w, at, s, bits, k, e);
+        weigh_seen(w, at, s, bits, &k, y);
     }
+    keep_weights(w, at, y, weights_at(x, i), &k);
+}
+
+/* ---- rows without ---- */
+
+VFN void soften_plain(const softening *x, unsigned i, const powers *k)
+{
+    work *w = x->w;
+    const int at = x->first + (int)i;
+    const float *s = scores_at(x, i);
+    const v_f32 bias = v_set(w->bias[at]);
+    v_f32 y[ROW_VECS];
     V_UNROLL
-    for (int j = 0; j < ROW_VECS; j++) y[j] = power_of(e[j], k);
-    const v_i32 a = pair_weights(y[0], y[1], k), b = pair_weights(y[2], y[3], k);
-    float *l = w->tile_l + (int64_t)at * 2 * V_LANES;
-    v_storei((int32_t *)(void *)p, a);
-    v_storei((int32_t *)(void *)(p + TILE_PAIR), b);
-    v_store(l, v_load(l) + ((y[0] + y[1]) + (y[2] + y[3])));
-    v_store(l + V_LANES, add_weights(v_load(l + V_LANES), a, b));
+    for (int j = 0; j < ROW_VECS; j++) y[j] = power_of(v_fma(v_load(s + j * TILE * TILE), k->scale, bias), k);
+    if (__builtin_expect(any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit), 0)) soften_any(x, i);
+    else keep_weights(w, at, y, weights_at(x, i), k);
 }
 
 /* What is done while tiles are multiplied. */
-VFN void soften(softening *x, const powers *k)
+VFN void soften(softening *x, bool plain, const powers *k)
 {
-    x->credit += x->rate;
-    for (; x->credit >= 256 && x->row < x->rows; x->credit -= 256) soften_row(x, (unsigned)x->row++, k);
-    x->ask_credit += x->ask_rate;
-    for (; x->ask_credit >= 256; x->ask_credit -= 256) ask_next(x->ask);
+    if (--x->wait > 0) return;
+    x->wait = x->every;
+    for (int n = x->several; n > 0 && x->row < x->rows; n--) {
+        if (plain) soften_plain(x, (unsigned)x->row++, k);
+        else soften_any(x, (unsigned)x->row++);
+    }
 }
 
 static void soften_rest(softening *x)
 {
-    const powers k = load_powers();
-    while (x->row < x->rows) soften_row(x, (unsigned)x->row++, &k);
+    while (x->row < x->rows) soften_any(x, (unsigned)x->row++);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ products */
 
 enum { PAUSES = 2 };                    /* of a step of a product */
 
-/* 32 x 32 sums at c += left right: `depth` steps of TILE_PAIR elements on either side. right, below: bytes to the neighbours of a tile of sums. */
-VFN void multiply(const uint16_t *a, const uint16_t *b, int depth, float *c, int64_t c_row, int64_t right, int64_t below, bool from_zero,
-                  softening *x)
+typedef struct tile_product {
+    const uint16_t *a, *b;              /* steps of TILE_PAIR elements */
+    int depth;
+    float *c;                           /* 2 x 2 tiles of sums: one beside the other, `below` bytes to those below */
+    int64_t below;
+    bool from_zero;
+} tile_product;
+
+/* 32 x 32 sums += a b. */
+VFN void multiply_as(const tile_product *p, softening *x, bool plain)
 {
-    char *at = (char *)c;
-    const powers k = load_powers();
-    if (from_zero) {
+    enum { RIGHT = TILE * TILE * 4 };
+    char *at = (char *)p->c;
+    const uint16_t *a = p->a, *b = p->b;
+    const int64_t below = p->below;
+    const powers k = plain ? load_powers(x->w) : (powers){ 0 };
+    if (p->from_zero) {
         TILE_ZERO(0);
         TILE_ZERO(1);
         TILE_ZERO(2);
         TILE_ZERO(3);
     } else {
-        TILE_LOAD(0, at, c_row);
-        TILE_LOAD(1, at + right, c_row);
-        TILE_LOAD(2, at + below, c_row);
-        TILE_LOAD(3, at + below + right, c_row);
+        TILE_LOAD(0, at, 64);
+        TILE_LOAD(1, at + RIGHT, 64);
+        TILE_LOAD(2, at + below, 64);
+        TILE_LOAD(3, at + below + RIGHT, 64);
     }
-    for (int i = 0; i < depth; i++, a += TILE_PAIR, b += TILE_PAIR) {
+    for (int i = p->depth; i > 0; i--, a += TILE_PAIR, b += TILE_PAIR) {
         TILE_LOAD(4, a, 64);
         TILE_LOAD(6, b, 64);
         TILE_LOAD(7, b + TILE_HALF, 64);
         TILE_ADD(0, 4, 6);
         TILE_ADD(1, 4, 7);
-        soften(x, &k);
+        soften(x, plain, &k);
         TILE_LOAD(5, a + TILE_HALF, 64);
         TILE_ADD(2, 5, 6);
         TILE_ADD(3, 5, 7);
-        soften(x, &k);
+        soften(x, plain, &k);
     }
-    TILE_STORE(0, at, c_row);
-    TILE_STORE(1, at + right, c_row);
-    TILE_STORE(2, at + below, c_row);
-    TILE_STORE(3, at + below + right, c_row);
+    TILE_STORE(0, at, 64);
+    TILE_STORE(1, at + RIGHT, 64);
+    TILE_STORE(2, at + below, 64);
+    TILE_STORE(3, at + below + RIGHT, 64);
 }
 
-/* ---------------------------------------------------------------------------------------------------------------- sets */
+static __attribute__((noinline)) void multiply_plain(const tile_product *p, softening *x) { multiply_as(p, x, true); }
+static __attribute__((noinline)) void multiply_any(const tile_product *p, softening *x) { multiply_as(p, x, false); }
 
-typedef struct strip {
-    int first, rows;                    /* packed rows */
-    uint64_t seen[SET];                 /* of each block, by some row */
-    int begin, end;                     /* halves of the set from the first seen one on */
-    uint16_t *p;
-} strip;
-
-static void gather_set(work *w, set *s, block *room, walk *x)
+static void multiply(const tile_product *p, softening *x)
 {
-    for (s->n = 0; s->n < SET; s->n++)
-        if (!(s->blocks[s->n] = next_block(w, &room[s->n], x))) break;
+    if (x->plain) multiply_plain(p, x);
+    else multiply_any(p, x);
+    if (x->supply) supply_some(x->supply);
 }
 
-static void pack_set(work *w, const set *s)
+/* -------------------------------------------------------------------------------------------------------------- strips */
+
+static uint64_t seen_by(const block *b, int first, int rows, bool *all)
 {
-    const char *keys[KEYS], *rows[KEYS];
-    const int dk = tile_steps(w->dk), dv = tile_steps(w->dv);
-    for (int i = 0; i < s->n; i++) {
-        find_keys(w, s->blocks[i], keys);
-        pack_keys(keys, dk, w->tile_k + (int64_t)i * 2 * dk * TILE_PAIR);
-        find_values(w, s->blocks[i], keys, rows);
-        pack_values(rows, dv, w->tile_v + i * 2 * TILE_PAIR);
+    uint64_t seen = 0, by_all = ~(uint64_t)0;
+    if (b->whole) seen = by_all = b->seen;
+    for (int i = first; i < first + rows && !b->whole; i++) {
+        seen |= b->mask[i];
+        by_all &= b->mask[i];
     }
-}
-
-static uint64_t seen_by(const block *b, int first, int rows)
-{
-    uint64_t seen = 0;
-    if (b->whole) return b->seen;
-    for (int i = first; i < first + rows; i++) seen |= b->mask[i];
+    *all = by_all == ~(uint64_t)0;
     return seen;
 }
 
 /* False: its rows see nothing of the set. */
 static bool begin_strip(work *w, const set *s, int first, uint16_t *p, strip *out)
 {
-    *out = (strip){ .first = first, .rows = fv__min32(STRIP, w->packed - first), .begin = SET_HALVES, .p = p };
+    *out = (strip){ .first = first, .rows = fv__min32(STRIP, w->packed - first), .begin = SET_HALVES, .p = p, .v = s->v };
     for (int i = 0; i < s->n; i++) {
-        const uint64_t seen = out->seen[i] = seen_by(s->blocks[i], first, out->rows);
+        const uint64_t seen = out->seen[i] = seen_by(s->blocks[i], first, out->rows, &out->all[i]);
         if (!seen) continue;
         out->begin = fv__min32(out->begin, 2 * i + lowest(seen) / TILE_DEPTH);
         out->end = 2 * i + (above_highest(seen) - 1) / TILE_DEPTH + 1;
@@ -548,18 +655,36 @@ static bool begin_strip(work *w, const set *s, int first, uint16_t *p, strip *ou
     return out->begin < out->end;
 }
 
+/* Strips take turns with the two places for weights: what waits to be multiplied stays. */
+static void list_jobs(work *w, set *s, int *turns)
+{
+    int used = 0;
+    s->num_jobs = 0;
+    for (int first = 0; first < w->packed; first += STRIP) {
+        strip *x = &s->strips[used];
+        if (!begin_strip(w, s, first, w->tile_p + *turns % 2 * STRIP * SET * KEYS, x)) continue;
+        used++;
+        (*turns)++;
+        for (int i = 0; i < s->n; i++)
+            if (x->seen[i]) s->jobs[s->num_jobs++] = (job){ x, i };
+    }
+}
+
 static int row_pairs(const strip *s) { return whole_pairs(s->rows) / PAIR_ROWS; }
 
+/* Does some row see a key of the half? */
+static bool sees_half(const strip *s, int which, int half) { return s->seen[which] >> (half * TILE_DEPTH) & 0xFFFFFFFF; }
+
 /* Scores of a block's keys; halves that no row of the strip sees are left out. */
-static void multiply_keys(work *w, const strip *s, int which, float *to, softening *x)
+static void multiply_keys(work *w, const set *s, const job *j, float *to, softening *x)
 {
     const int steps = tile_steps(w->dk);
     for (int half = 0; half < 2; half++) {
-        const uint16_t *k = w->tile_k + (int64_t)(2 * which + half) * steps * TILE_PAIR;
-        if (!(s->seen[which] >> (half * TILE_DEPTH) & 0xFFFFFFFF)) continue;
-        for (int i = 0; i < row_pairs(s); i++)
-            multiply(w->tile_q + (int64_t)(s->first / PAIR_ROWS + i) * steps * TILE_PAIR, k, steps, to + i * PAIR_ROWS * KEYS + half * TILE_DEPTH,
-                     KEYS * 4, 64, TILE * KEYS * 4, true, x);
+        if (!sees_half(j->strip, j->block, half)) continue;
+        for (int i = 0; i < row_pairs(j->strip); i++)
+            multiply(&(tile_product){ .a = w->tile_q + (int64_t)(j->strip->first / PAIR_ROWS + i) * steps * TILE_PAIR,
+                                      .b = s->k + (int64_t)(2 * j->block + half) * steps * TILE_PAIR, .depth = steps,
+                                      .c = to + i * PAIR_SUMS + half * 2 * TILE * TILE, .below = PAIR_SUMS / 2 * 4, .from_zero = true }, x);
     }
 }
 
@@ -570,83 +695,97 @@ static void multiply_values(work *w, const strip *s, int from, int to, softening
     const bool from_zero = !(w->begun >> (s->first / STRIP) & 1);
     for (int d = from; d < to; d++)
         for (int i = 0; i < row_pairs(s); i++)
-            multiply(s->p + (i * SET_HALVES + s->begin) * TILE_PAIR, w->tile_v + ((int64_t)d * SET_HALVES + s->begin) * TILE_PAIR, s->end - s->begin,
-                     w->tile_o + ((int64_t)(s->first / PAIR_ROWS + i) * steps + d) * TILE_PAIR, 64, TILE * TILE * 4, 2 * TILE * TILE * 4,
-                     from_zero, x);
+            multiply(&(tile_product){ .a = s->p + (i * SET_HALVES + s->begin) * TILE_PAIR,
+                                      .b = s->v + ((int64_t)d * SET_HALVES + s->begin) * TILE_PAIR, .depth = s->end - s->begin,
+                                      .c = w->tile_o + ((int64_t)(s->first / PAIR_ROWS + i) * steps + d) * TILE_PAIR,
+                                      .below = 2 * TILE * TILE * 4, .from_zero = from_zero }, x);
     if (to == steps) w->begun |= 1u << (s->first / STRIP);
 }
 
-static int steps_of_keys(const work *w, const strip *s, int which)
+static int steps_of_keys(const work *w, const job *j)
 {
-    const uint64_t seen = s->seen[which];
-    return tile_steps(w->dk) * row_pairs(s) * (((seen & 0xFFFFFFFF) != 0) + ((seen >> 32) != 0));
+    return tile_steps(w->dk) * row_pairs(j->strip) * (sees_half(j->strip, j->block, 0) + sees_half(j->strip, j->block, 1));
 }
 
 static int steps_of_values(const strip *s) { return row_pairs(s) * (s->end - s->begin); }
 
-/* The scores of a job that is to be softened next. */
-static softening soften_job(work *w, const set *all, const strip *s, int which, float *scores)
+/* The scores of a job that is to be softened beside `steps` steps of products. */
+static softening soften_job(work *w, const set *s, const job *j, float *scores, int steps)
 {
-    return (softening){ .w = w, .b = all->blocks[which], .s = scores, .p = s->p + 2 * which * TILE_PAIR, .done = 2 * which, .first = s->first,
-                        .rows = s->rows };
+    const int pauses = PAUSES * steps, rows = j->strip->rows;
+    const bool met = w->begun >> (j->strip->first / STRIP) & 1;
+    softening x = { .w = w, .b = s->blocks[j->block], .s = scores, .p = j->strip->p + 2 * j->block * TILE_PAIR, .done = 2 * j->block,
+                    .first = j->strip->first, .rows = rows, .every = fv__max32(1, pauses / rows), .several = 1 };
+    if (pauses < rows && pauses) x.several = fv__max32(1, (rows + pauses / 2) / pauses);
+    x.wait = x.every;
+    x.plain = met && j->strip->all[j->block] && !w->has_score && !w->has_weight && !w->has_row_max;
+    return x;
 }
 
-/* ---- the pipeline ---- */
+/* ------------------------------------------------------------------------------------------------------------ pipeline */
 
-typedef struct job {
-    const strip *strip;                 /* NULL: none */
-    int block;
-} job;
+/* Where the walk is. */
+typedef struct stream {
+    work *w;
+    set sets[2];
+    int count;                          /* sets gathered */
+    int turns;                          /* strips begun */
+    int scores;                         /* jobs whose scores have been made */
+    strip before;                       /* its values wait to be multiplied; rows 0: none */
+    softening idle;
+} stream;
 
-enum { STRIPS = LARGEST_TILE / STRIP };
+static float *scores_place(const stream *x, int i) { return x->w->tile_s + i % 2 * STRIP * KEYS; }
 
-static int list_jobs(work *w, const set *s, strip *strips, job *jobs)
+/* The values of the strip before that wait still, alone. */
+static void finish_before(stream *x)
 {
-    int n = 0, used = 0;
-    for (int first = 0; first < w->packed; first += STRIP) {
-        strip *x = &strips[used];
-        if (!begin_strip(w, s, first, w->tile_p + used % 2 * STRIP * SET * KEYS, x)) continue;
-        used++;
-        for (int i = 0; i < s->n; i++)
-            if (x->seen[i]) jobs[n++] = (job){ x, i };
-    }
-    return n;
+    if (x->before.rows) multiply_values(x->w, &x->before, 0, tile_steps(x->w->dv), &x->idle);
+    x->before.rows = 0;
 }
 
-/* How many jobs of the list, from one on, are of one strip. */
-static int jobs_of_strip(const job *jobs, int at, int n)
+/* A job's weights, beside the next one's scores and part `part` of `parts` of the strip before. */
+static void attend_job(stream *x, const set *s, const job *now, const set *of_next, const job *next, int part, int parts, supply *ask)
+{
+    work *w = x->w;
+    const int d = tile_steps(w->dv), from = d * part / parts, to = d * (part + 1) / parts;
+    const int steps = (next ? steps_of_keys(w, next) : 0) + (x->before.rows ? (to - from) * steps_of_values(&x->before) : 0);
+    softening soft = soften_job(w, s, now, scores_place(x, x->scores - 1), steps);
+    soft.supply = ask;
+    if (next) multiply_keys(w, of_next, next, scores_place(x, x->scores++), &soft);
+    if (x->before.rows) multiply_values(w, &x->before, from, to, &soft);
+    soften_rest(&soft);
+}
+
+static int jobs_of_strip(const set *s, int at)
 {
     int count = 1;
-    while (at + count < n && jobs[at + count].strip == jobs[at].strip) count++;
+    while (at + count < s->num_jobs && s->jobs[at + count].strip == s->jobs[at].strip) count++;
     return count;
 }
 
-static void attend_set(work *w, const set *s, const set *following)
+/* The jobs of a set. With the last one go the first scores of the set that follows. */
+static void attend_set(stream *x, set *s, set *following)
 {
-    strip strips[STRIPS];
-    job jobs[STRIPS * SET + 1];
-    const strip *before = NULL;
-    softening idle = { 0 };
-    const int n = list_jobs(w, s, strips, jobs), d = tile_steps(w->dv);
-    supply ask = { .w = w, .set = following };
-    if (n) multiply_keys(w, jobs[0].strip, jobs[0].block, w->tile_s, &idle);
-    for (int i = 0; i < n; ) {
-        const int end = i + jobs_of_strip(jobs, i, n), count = end - i;
-        for (int part = 0; part < count; part++, i++) {
-            const job *now = &jobs[i], *next = i + 1 < n ? &jobs[i + 1] : NULL;
-            const int d_from = d * part / count, d_to = d * (part + 1) / count;
-            softening x = soften_job(w, s, now->strip, now->block, w->tile_s + i % 2 * STRIP * KEYS);
-            const int steps = (next ? steps_of_keys(w, next->strip, next->block) : 0) + (before ? (d_to - d_from) * steps_of_values(before) : 0);
-            x.rate = 256 * x.rows / (PAUSES * steps + 1) + 1;
-            x.ask = &ask;
-            x.ask_rate = 256 * num_lists(w, following) * KEYS / n / (PAUSES * steps + 1) + 1;
-            if (next) multiply_keys(w, next->strip, next->block, w->tile_s + (i + 1) % 2 * STRIP * KEYS, &x);
-            if (before) multiply_values(w, before, d_from, d_to, &x);
-            soften_rest(&x);
+    const int calls = s->num_jobs * (row_pairs(&s->strips[0]) * (2 + tile_steps(x->w->dv) / SET));
+    supply ask = begin_supply(x->w, following, calls);
+    for (int i = 0; i < s->num_jobs; ) {
+        const int parts = jobs_of_strip(s, i);
+        for (int part = 0; part < parts; part++, i++) {
+            const bool last = i + 1 == s->num_jobs;
+            if (last) {
+                supply_rest(&ask);
+                list_jobs(x->w, following, &x->turns);
+            }
+            const set *of_next = last ? following : s;
+            const job *next = !last ? &s->jobs[i + 1] : following->num_jobs ? &following->jobs[0] : NULL;
+            attend_job(x, s, &s->jobs[i], of_next, next, part, parts, last ? NULL : &ask);
         }
-        before = jobs[end - 1].strip;
+        const strip *done = s->jobs[i - 1].strip;
+        x->before = *done;
+        const bool again = i == s->num_jobs && following->num_jobs && following->strips[0].first == done->first;
+        if (again) finish_before(x);    /* O must be whole when m rises */
     }
-    if (before) multiply_values(w, before, 0, d, &idle);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- a walk */
@@ -655,10 +794,9 @@ static void begin_tiles(work *w)
 {
     const int64_t rows = whole_pairs(w->packed);
     memset(w->tile_l, 0, (size_t)rows * 2 * V_LANES * sizeof *w->tile_l);
-    for (int64_t i = 0; i < rows; i++) w->m[i] = -infinity;
+    for (int i = 0; i < rows; i++) set_top(w, i, -infinity);
     w->begun = 0;
     w->weight_scale = w->has_score ? 1.0f : w->score_scale;
-    w->exponent_scale = w->weight_scale * ONE_EXPONENT;
     w->headroom = w->has_row_max ? 0 : HEADROOM;
 }
 
@@ -669,40 +807,64 @@ static float sum_of(const float *lanes)
     return sum;
 }
 
-/* The states' sums and outputs as the rest of the kernel has them: o is owed the sum of the weights that it was made with. */
-static void end_tiles(work *w)
+/* The state of a row as the rest of the kernel has it: o is owed the sum of the weights that it was made with. */
+static void end_row(work *w, int i, float *to)
 {
     const int steps = tile_steps(w->dv);
-    for (int i = 0; i < w->packed; i++) {
-        const float *from = w->tile_o + (int64_t)(i / PAIR_ROWS) * steps * TILE_PAIR + i / TILE % 2 * TILE_HALF + i % TILE * TILE;
-        float *to = w->o + (int64_t)i * w->dv_pad;
-        const float *l = w->tile_l + (int64_t)i * 2 * V_LANES;
-        const float sum = w->l[i] = sum_of(l), rounded = sum_of(l + V_LANES);
-        const v_f32 factor = v_set(rounded > 0 ? sum / rounded : 1.0f);
-        if (!(w->begun >> (i / STRIP) & 1)) {
-            memset(to, 0, (size_t)w->dv_pad * sizeof *to);
-            continue;
-        }
-        for (int d = 0; d < w->dv_pad; d += 2 * TILE, from += TILE_PAIR) {
-            const v_i32 a = (v_i32)v_bits_of(v_load(from) * factor), b = (v_i32)v_bits_of(v_load(from + TILE * TILE) * factor);
-            v_storei((int32_t *)(void *)(to + d), V_PICK(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
-            if (d + TILE < w->dv_pad)
-                v_storei((int32_t *)(void *)(to + d + TILE), V_PICK(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
-        }
+    const float *from = w->tile_o + (int64_t)(i / PAIR_ROWS) * steps * TILE_PAIR + i / TILE % 2 * TILE_HALF + i % TILE * TILE;
+    const float *l = w->tile_l + (int64_t)i * 2 * V_LANES;
+    const float sum = w->l[i] = sum_of(l), rounded = sum_of(l + V_LANES);
+    const v_f32 factor = v_set(rounded > 0 ? sum / rounded : 1.0f);
+    if (!(w->begun >> (i / STRIP) & 1)) {
+        memset(to, 0, (size_t)w->dv_pad * sizeof *to);
+        return;
+    }
+    for (int d = 0; d < w->dv_pad; d += 2 * TILE, from += TILE_PAIR) {
+        const v_i32 a = (v_i32)v_bits_of(v_load(from) * factor), b = (v_i32)v_bits_of(v_load(from + TILE * TILE) * factor);
+        v_storei((int32_t *)(void *)(to + d), V_PICK(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+        if (d + TILE < w->dv_pad)
+            v_storei((int32_t *)(void *)(to + d + TILE), V_PICK(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
     }
 }
 
-/* The states of the walk's keys. */
+/* The states of the walk's keys are in tiles. */
 static void walk_tiles(work *w, walk *x)
 {
-    set now, next;
+    stream s = { .w = w };
     begin_tiles(w);
-    gather_set(w, &now, w->blocks, x);
-    for (int side = 1; now.n; side ^= 1) {
-        gather_set(w, &next, w->blocks + side * SET, x);
-        pack_set(w, &now);
-        attend_set(w, &now, &next);
+    if (!gather_set(w, &s.sets[0], s.count++, x)) return;
+    supply first = begin_supply(w, &s.sets[0], 1);
+    while (ask_some(&first)) { }
+    supply_rest(&first);
+    list_jobs(w, &s.sets[0], &s.turns);
+    if (s.sets[0].num_jobs) multiply_keys(w, &s.sets[0], &s.sets[0].jobs[0], scores_place(&s, s.scores++), &s.idle);
+    for (set *now = &s.sets[0], *next = &s.sets[1]; now->n; ) {
+        set *done = now;
+        gather_set(w, next, s.count++, x);
+        next->num_jobs = 0;
+        attend_set(&s, now, next);
         now = next;
+        next = done;
     }
-    end_tiles(w);
+    finish_before(&s);
+}
+
+static void end_tiles(work *w)
+{
+    for (int i = 0; i < w->packed; i++) end_row(w, i, w->o + (int64_t)i * w->dv_pad);
+}
+
+/* States that are whole go out row by row, and never lie in memory as floats. */
+static void write_tiles(work *w)
+{
+    enum { AHEAD = 8 };
+    const fv__view *o = &w->run->o;
+    const int bytes = w->dv * bits_as(w->p->o) / 8;
+    for (int i = 0; i < w->packed; i++) {
+        const int next = fv__min32(i + AHEAD, w->packed - 1);
+        const int64_t to = w->rows[next / w->unit_heads].batch_row * o->stride[0] + (w->q_head + next % w->unit_heads) * o->stride[1];
+        for (int k = 0; k < bytes; k += 64) __builtin_prefetch(o->data + to * bits_as(w->p->o) / 8 + k, 1, 3);
+        end_row(w, i, w->line);
+        write_head(w, &w->rows[i / w->unit_heads], i % w->unit_heads, w->m[i], w->l[i], w->line);
+    }
 }

@@ -90,6 +90,7 @@ static void attend_walk(work *w, walk x)
 #if V_TILES
     if (w->tiles) {
         walk_tiles(w, &x);
+        end_tiles(w);
         return;
     }
 #endif
@@ -114,12 +115,22 @@ static void attend_invariant(work *w)
         attend_walk(w, (walk){ fv__max64(x.key, i * chunk_keys - x.origin), fv__min64(x.end, (i + 1) * chunk_keys - x.origin), x.origin });
         end_chunk(w, (int)(i - first));
     }
+    end_piece(w);
 }
 
 static void attend_plain(work *w)
 {
+    walk x = walk_blocks(w, w->piece);
     begin_many(w);
-    attend_walk(w, walk_blocks(w, w->piece));
+#if V_TILES
+    if (w->tiles && w->piece->slot < 0) {
+        walk_tiles(w, &x);
+        write_tiles(w);
+        return;
+    }
+#endif
+    attend_walk(w, x);
+    end_piece(w);
 }
 
 /* `units` pieces of the same rows and keys, of different head units. */
@@ -182,7 +193,6 @@ static int attend_pieces(work *w, const fv__piece *pieces, int count)
     }
     if (w->plan->invariant) attend_invariant(w);
     else attend_plain(w);
-    end_piece(w);
     return 1;
 }
 

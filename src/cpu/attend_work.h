@@ -237,11 +237,11 @@ typedef struct work {
     int32_t *mask_lo, *mask_hi;         /* [padded] */
     float *k, *v;                       /* [KEYS][dk_pad], [KEYS][dv_pad]: blocks unpacked */
     uint16_t *tile_q, *tile_k, *tile_v, *tile_p;                /* tiles: operands in bf16, see attend_tiles.h */
-    float *tile_s;                      /* tiles: scores of two jobs, [STRIP][KEYS] */
+    float *tile_s;                      /* tiles: scores of two jobs */
     float *tile_o, *tile_l;             /* tiles: O while it is summed; [packed][2][V_LANES] sums of weights, unrounded and rounded, a lane each */
-    float *bias;                        /* tiles: [packed] what turns a score into an exponent */
+    float *bias;                        /* tiles: [packed] -m: what turns a score into an exponent */
     uint32_t begun;                     /* tiles: strips whose O has been begun, a bit each */
-    float weight_scale, exponent_scale; /* tiles: on scores: into base 2; the same times 2^23 */
+    float weight_scale;                 /* tiles: on scores: into base 2 */
     float headroom;                     /* tiles: by how much m stands above what a row met first */
     int32_t *k_pairs, *v_pairs;         /* int4: [unit][group][KEYS] scales and zeros of the block */
     float *line;                        /* one row of Q, O or scores */
@@ -270,8 +270,8 @@ static void lay_out_tiles(work *w, char *base, size_t *used, const fv__problem *
     const int64_t rows = whole_pairs(shape->max_packed), dk = tile_steps(p->dim_qk) * 32, dv = tile_steps(p->dim_v) * 32;
     const int64_t f = (int64_t)sizeof(float), h = (int64_t)sizeof(uint16_t);
     w->tile_q = carve(base, used, rows * dk * h);
-    w->tile_k = carve(base, used, SET * KEYS * dk * h);
-    w->tile_v = carve(base, used, SET * KEYS * dv * h);
+    w->tile_k = carve(base, used, 2 * SET * KEYS * dk * h);
+    w->tile_v = carve(base, used, 3 * SET * KEYS * dv * h);
     w->tile_p = carve(base, used, 2 * STRIP * SET * KEYS * h);
     w->tile_s = carve(base, used, 2 * STRIP * KEYS * f);
     w->tile_o = carve(base, used, rows * dv * f);

@@ -27,11 +27,14 @@ static inline __attribute__((always_inline, unused)) v_emulated v_emulated_sqrt(
 #include "avx512bf16.h"
 #undef V_ISA_RANK
 #undef V_ISA_NEEDS
-/* attend_tiles.h: bits of a where the mask has ones, else of b; is any bit of a set that is set in b? */
-#define V_PICK_BITS(mask, a, b) ((v_i32)__builtin_ia32_pternlogd512_mask(a, b, mask, 0xE4, (unsigned short)-1))
-#ifndef __clang__
-#define V_ANY_BITS(a, b) (__builtin_ia32_ptestmd512((a), (b), (unsigned short)-1) != 0)
+/* attend_tiles.h: x - floor(x); x 2^floor(y); is a lane of a above that of b, or no number? 4: the rounding mode of the machine. */
+#ifdef __clang__
+#define V_FRACTION(x)   __builtin_ia32_reduceps512_mask(x, 9, (v_f32){ 0 }, (unsigned short)-1, 4)
+#else
+#define V_FRACTION(x)   __builtin_ia32_reduceps512_mask(x, 9, (v_f32){ 0 }, (unsigned short)-1)
 #endif
+#define V_SCALE(x, y)   __builtin_ia32_scalefps512_mask(x, y, (v_f32){ 0 }, (unsigned short)-1, 4)
+#define V_ANY_ABOVE(a, b) (__builtin_ia32_cmpps512_mask(a, b, 0x16, (unsigned short)-1, 4) != 0)
 #define V_ISA_RANK      80
 #define V_ISA_NEEDS     (FV__CPU_HAS_AVX2 | FV__CPU_HAS_FMA | FV__CPU_HAS_F16C | FV__CPU_HAS_AVX512 | FV__CPU_HAS_AVX512BF16 | \
                          FV__CPU_HAS_AMX_BF16)
