@@ -404,6 +404,9 @@ VFN v_mask lanes_of(uint64_t bits, int vec)
     return V_TRUTH((v_seti((int32_t)(bits >> (vec * V_LANES) & 0xFFFF)) & (v_seti(1) << v_iota())) != 0);
 }
 
+/* Rows of a job: with hooks; without, all of which see all keys; without, some of which do not. */
+typedef enum rows_kind { ANY_ROWS, WHOLE_ROWS, MASKED_ROWS } rows_kind;
+
 /* The weights of a job on their way, some rows at a time. */
 typedef struct softening {
     work *w;
@@ -412,7 +415,7 @@ typedef struct softening {
     uint16_t *p;                        /* the strip's weights from the block's first half on */
     int done;                           /* halves of the strip before this block */
     int first, row, rows;               /* packed row of the strip's row 0; the next row, how many there are */
-    bool plain;                         /* no hook, every key is seen, every row has met keys before */
+    rows_kind kind;
     int every, wait, several;           /* rows are done at every so many pauses, several at once */
     supply *supply;                     /* NULL: nothing more is made ready */
 } softening;
@@ -537,7 +540,7 @@ static __attribute__((noinline)) void soften_any(const softening *x, unsigned i)
 
 /* ---- rows without ---- */
 
-VFN void soften_plain(const softening *x, unsigned i, const powers *k)
+VFN void soften_plain(const softening *x, unsigned i, rows_kind kind, const powers *k)
 {
     work *w = x->w;
     const int at = x->first + (int)i;
@@ -545,19 +548,22 @@ VFN void soften_plain(const softening *x, unsigned i, const powers *k)
     const v_f32 bias = v_set(w->bias[at]);
     v_f32 y[ROW_VECS];
     V_UNROLL
-    for (int j = 0; j < ROW_VECS; j++) y[j] = power_of(v_fma(v_load(s + j * TILE * TILE), k->scale, bias), k);
+    for (int j = 0; j < ROW_VECS; j++) {
+        y[j] = power_of(v_fma(v_load(s + j * TILE * TILE), k->scale, bias), k);
+        if (kind == MASKED_ROWS) y[j] = v_select(lanes_of(x->b->mask[at], j), y[j], v_set(0.0f));
+    }
     if (__builtin_expect(any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit), 0)) soften_any(x, i);
     else keep_weights(w, at, y, weights_at(x, i), k);
 }
 
 /* What is done while tiles are multiplied. */
-VFN void soften(softening *x, bool plain, const powers *k)
+VFN void soften(softening *x, rows_kind kind, const powers *k)
 {
     if (--x->wait > 0) return;
     x->wait = x->every;
     for (int n = x->several; n > 0 && x->row < x->rows; n--) {
-        if (plain) soften_plain(x, (unsigned)x->row++, k);
-        else soften_any(x, (unsigned)x->row++);
+        if (kind == ANY_ROWS) soften_any(x, (unsigned)x->row++);
+        else soften_plain(x, (unsigned)x->row++, kind, k);
     }
 }
 
@@ -579,13 +585,13 @@ typedef struct tile_product {
 } tile_product;
 
 /* 32 x 32 sums += a b. */
-VFN void multiply_as(const tile_product *p, softening *x, bool plain)
+VFN void multiply_as(const tile_product *p, softening *x, rows_kind kind)
 {
     enum { RIGHT = TILE * TILE * 4 };
     char *at = (char *)p->c;
     const uint16_t *a = p->a, *b = p->b;
     const int64_t below = p->below;
-    const powers k = plain ? load_powers(x->w) : (powers){ 0 };
+    const powers k = kind == ANY_ROWS ? (powers){ 0 } : load_powers(x->w);
     if (p->from_zero) {
         TILE_ZERO(0);
         TILE_ZERO(1);
@@ -603,11 +609,11 @@ VFN void multiply_as(const tile_product *p, softening *x, bool plain)
         TILE_LOAD(7, b + TILE_HALF, 64);
         TILE_ADD(0, 4, 6);
         TILE_ADD(1, 4, 7);
-        soften(x, plain, &k);
+        soften(x, kind, &k);
         TILE_LOAD(5, a + TILE_HALF, 64);
         TILE_ADD(2, 5, 6);
         TILE_ADD(3, 5, 7);
-        soften(x, plain, &k);
+        soften(x, kind, &k);
     }
     TILE_STORE(0, at, 64);
     TILE_STORE(1, at + RIGHT, 64);
@@ -615,13 +621,17 @@ VFN void multiply_as(const tile_product *p, softening *x, bool plain)
     TILE_STORE(3, at + below + RIGHT, 64);
 }
 
-static __attribute__((noinline)) void multiply_plain(const tile_product *p, softening *x) { multiply_as(p, x, true); }
-static __attribute__((noinline)) void multiply_any(const tile_product *p, softening *x) { multiply_as(p, x, false); }
+static __attribute__((noinline)) void multiply_any(const tile_product *p, softening *x) { multiply_as(p, x, ANY_ROWS); }
+static __attribute__((noinline)) void multiply_whole(const tile_product *p, softening *x) { multiply_as(p, x, WHOLE_ROWS); }
+static __attribute__((noinline)) void multiply_masked(const tile_product *p, softening *x) { multiply_as(p, x, MASKED_ROWS); }
 
 static void multiply(const tile_product *p, softening *x)
 {
-    if (x->plain) multiply_plain(p, x);
-    else multiply_any(p, x);
+    switch (x->kind) {
+    case ANY_ROWS: multiply_any(p, x); break;
+    case WHOLE_ROWS: multiply_whole(p, x); break;
+    case MASKED_ROWS: multiply_masked(p, x); break;
+    }
     if (x->supply) supply_some(x->supply);
 }
 
@@ -709,16 +719,34 @@ static int steps_of_keys(const work *w, const job *j)
 
 static int steps_of_values(const strip *s) { return row_pairs(s) * (s->end - s->begin); }
 
+static rows_kind kind_of(const work *w, const set *s, const job *j)
+{
+    if (w->has_score || w->has_weight || w->has_row_max) return ANY_ROWS;
+    if (j->strip->all[j->block]) return WHOLE_ROWS;
+    return s->blocks[j->block]->whole ? ANY_ROWS : MASKED_ROWS;
+}
+
+/* Rows that meet their first keys: the first stands for the maximum. */
+static void meet_keys(const softening *x)
+{
+    work *w = x->w;
+    for (int i = 0; i < x->rows && x->kind != ANY_ROWS; i++) {
+        const uint64_t bits = x->kind == WHOLE_ROWS ? 1 : x->b->mask[x->first + i];
+        if (w->m[x->first + i] != -infinity || !bits) continue;
+        const int key = lowest(bits);
+        set_top(w, x->first + i, scores_at(x, (unsigned)i)[key / TILE * TILE * TILE + key % TILE] * w->weight_scale + w->headroom);
+    }
+}
+
 /* The scores of a job that is to be softened beside `steps` steps of products. */
 static softening soften_job(work *w, const set *s, const job *j, float *scores, int steps)
 {
     const int pauses = PAUSES * steps, rows = j->strip->rows;
-    const bool met = w->begun >> (j->strip->first / STRIP) & 1;
     softening x = { .w = w, .b = s->blocks[j->block], .s = scores, .p = j->strip->p + 2 * j->block * TILE_PAIR, .done = 2 * j->block,
-                    .first = j->strip->first, .rows = rows, .every = fv__max32(1, pauses / rows), .several = 1 };
+                    .first = j->strip->first, .rows = rows, .kind = kind_of(w, s, j), .every = fv__max32(1, pauses / rows), .several = 1 };
     if (pauses < rows && pauses) x.several = fv__max32(1, (rows + pauses / 2) / pauses);
     x.wait = x.every;
-    x.plain = met && j->strip->all[j->block] && !w->has_score && !w->has_weight && !w->has_row_max;
+    if (!(w->begun >> (j->strip->first / STRIP) & 1) || x.kind == MASKED_ROWS) meet_keys(&x);
     return x;
 }
 
@@ -802,9 +830,11 @@ static void begin_tiles(work *w)
 
 static float sum_of(const float *lanes)
 {
-    float sum = 0;
-    for (int i = 0; i < V_LANES; i++) sum += lanes[i];
-    return sum;
+    v_f32 x = v_load(lanes);
+    x = x + V_PICK(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x = x + V_PICK(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x = x + V_PICK(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v_lane(x, 0) + v_lane(x, 1);
 }
 
 /* The state of a row as the rest of the kernel has it: o is owed the sum of the weights that it was made with. */
