@@ -230,7 +230,9 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
     fv__cut cut = { k, (int32_t)((place - t->start) / t->cost), -1 };
     const int64_t at = (place - t->start) % t->cost;
     int32_t key, first = item.key_first, end = item.key_end;
-    if (m->splits) {                    /* in parts, not in keys */
+    if (m->head->queue) {
+        key = 2 * at < t->cost ? first : end;
+    } else if (m->splits) {             /* in parts, not in keys */
         first = 0;
         end = t->pieces;
         key = t->pieces == 1 ? (2 * at < t->cost ? 0 : 1) : nearest_part(m, &item, t->pieces, at);
@@ -263,6 +265,20 @@ static int32_t tile_at(const fv__maker *m, int32_t k, int64_t place)
         else end = mid;
     }
     return k;
+}
+
+/* Is there a queue to be made? Its last pieces, those of the first tiles, must be small, or the last to come is waited for. */
+static bool queue_pays(const fv__maker *m, const line *l)
+{
+    const int64_t share = l->length / m->workers;
+    if (!m->shape->queue || m->splits) return false;
+    int64_t items = 0;
+    for (int32_t k = 0; k < m->num_tiles; k++) {
+        const fv__tile *t = &m->tiles[k];
+        if (t->cost * (items < m->workers / 2 ? 16 : 3) > share) return false;
+        items += m->segments[t->segment].num_units;
+    }
+    return items >= 2 * m->workers;
 }
 
 static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
@@ -785,6 +801,7 @@ fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch,
     if (l.slots > m.capacity->max_slots)
         return over_capacity(&m, "partial results", l.slots, m.capacity->max_slots);
     if (m.splits) cuts = (cut_counts){ 0 };
+    m.head->queue = queue_pays(&m, &l);
     find_cuts(&m, &l, &cuts);
     place_segments(&m);
     return write_plan(&m, &l, &cuts, report);

@@ -77,7 +77,7 @@ static void put_head(drawing *d)
     else put(d, "keys    ragged\n");
     put(d, "mode    ");
     if (p->splits) put(d, "%d given split%s", p->splits, plural(p->splits));
-    else put(d, "balanced");
+    else put(d, p->queue ? "a queue, from the last piece to the first; workers as if all were equally fast" : "balanced");
     if (p->invariant) put(d, ", invariant with chunks of %d keys", p->chunk);
     put(d, "\ncost    total %lld, longest worker %lld, balance ", (long long)d->report->total_cost,
         (long long)d->report->max_worker_cost);

@@ -401,7 +401,7 @@ static int check_balance(const checker *c, int64_t *costs)
                   blocks = p->invariant ? p->chunk / FV__KEY_BLOCK + 1 : 1;
     int64_t allowed =
         m->piece + packed * (m->row + 3 * m->part) + blocks * (m->block + packed * m->block_row);
-    for (int32_t i = 0; i < p->num_pieces && (p->splits || p->invariant); i++) {
+    for (int32_t i = 0; i < p->num_pieces && (p->splits || p->invariant || p->queue); i++) {
         const fv__piece *x = &c->pieces[i];
         const int64_t rows = (int64_t)x->num_rows * p->unit_heads,
                       n = fv__div_up(x->num_keys, FV__KEY_BLOCK) + 1;
@@ -414,7 +414,7 @@ static int check_balance(const checker *c, int64_t *costs)
     /* In the invariant mode items whose chunks would not fit are not cut; they do where every
      * request has one row at most. */
     allowed = fv__max64(
-        allowed, p->splits || (p->invariant && p->total_rows > p->num_requests) ? dearest : 0);
+        allowed, p->splits || p->queue || (p->invariant && p->total_rows > p->num_requests) ? dearest : 0);
     CHECK(6, longest <= total / p->num_workers * 11 / 10 + allowed,
           "the longest worker costs %lld, the mean is %lld", (long long)longest,
           (long long)(total / p->num_workers));

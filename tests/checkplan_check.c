@@ -570,8 +570,10 @@ static bool check_numbers(const plan_check *c)
     const int64_t rows = most_rows * p->unit_heads, blocks = p->invariant ? p->chunk / 64 + 1 : 1;
     int64_t allowed =
         m->piece + rows * (m->row + 3 * m->part) + blocks * (m->block + rows * m->block_row);
-    if (p->splits || (p->invariant && p->total_rows > p->num_requests))
+    if (p->splits || p->queue || (p->invariant && p->total_rows > p->num_requests))
         allowed = fv__max64(allowed, dearest);
+    if (p->queue && (!c->s->shape.queue || p->splits || dearest * 3 > (total + merges) / p->num_workers + 3))
+        return fail(c, "a queue of pieces of up to %lld of %lld", (long long)dearest, (long long)(total + merges));
     if (longest * 10 > (total + merges) * 11 / p->num_workers + 10 * allowed + 10)
         return fail(c, "the longest worker costs %lld of %lld on %d workers, one block is %lld",
                     (long long)longest, (long long)total, p->num_workers, (long long)allowed);

@@ -87,6 +87,7 @@ static void random_shape(scene *s, rng *r)
         s->shape.units_per_kv_head = 2;
         s->shape.num_units *= 2;
     }
+    s->shape.queue = rng_chance(r, 40);
     if (rng_chance(r, 20)) {
         s->cost = (fv__cost_model){ "random",          rng_below(r, 5000), rng_between(r, 1, 5000),
                                     rng_below(r, 500), rng_below(r, 300),  rng_below(r, 300) };

@@ -433,6 +433,24 @@ static void caps(totals *t, scene *s, made *m)
     }
 }
 
+/* Workers that can take pieces as they come: a prompt's tiles, which end small, are a queue and not cut; equal ones are shared out. */
+static void queue(totals *t, scene *s, made *m)
+{
+    for (int i = 0; i < 2; i++) {
+        if (i == 0) equal_requests(s, 2, 2048, 2048, 16);
+        else equal_requests(s, 64, 1, 4096, 16);
+        scene_shape(s, 8, 4, 128, 64, &fv__cost_sm80);
+        s->shape.queue = true;
+        s->bounds = (fv__bounds){ .has_last = true };
+        scene_limits(s);
+        if (!good_plan(t, s, m, "queue")) continue;
+        expect(t, m->plan->queue == (i == 0), "%d: queue %d", i, m->plan->queue);
+        expect(t, i || (m->plan->num_slots == 0 && m->plan->num_pieces == 2 * 64 * 8), "%d pieces", m->plan->num_pieces);
+        s->shape.queue = false;
+        if (good_plan(t, s, m, "no queue")) expect(t, !m->plan->queue, "a queue that nobody asked for");
+    }
+}
+
 /* Places taken one after another are those taken each for itself. */
 static void steps(totals *t, rng *r)
 {
@@ -467,6 +485,7 @@ void check_scenarios(totals *t, rng *r)
     block_lists(t, &s, &m, r);
     nothing(t, &s, &m);
     caps(t, &s, &m);
+    queue(t, &s, &m);
     steps(t, r);
     printf("scenarios: %lld checks, %lld failed\n",
            (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));
