@@ -26,10 +26,10 @@ const fv__cost_model fv__cost_cpu_amx = {
 };
 
 /* Fitted on an H200 (132 SMs, 4.5 TB/s) from the clocks of all workers, two of them an SM
- * (checkgpu --stamps): prefill of 128 packed rows at dims 128: 3.2 us a block, 11 to 13 us a
- * piece, 0.27 us a row in a part; decode, three an SM: 3.2 us a block, 8 to 9 us a piece. */
+ * (checkgpu --stamps): prefill of 128 packed rows at dims 128: 2.9 us a block, 8.1 us a piece,
+ * 0.27 us a row in a part; decode, three an SM: 3.2 us a block, 8 to 9 us a piece. */
 const fv__cost_model fv__cost_sm80 = {
-    .name = "sm80", .piece = 4500, .block = 1900, .block_row = 10, .row = 52, .part = 250
+    .name = "sm80", .piece = 4900, .block = 1940, .block_row = 8, .row = 25, .part = 250
 };
 
 /* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and

@@ -89,7 +89,7 @@ static int count_shared(const fv__attend_config *c)
     const int o_at = c->invariant ? ring : 0, o_end = o_at + (4 * o_stride + 8) * c->out_rows;
     const bool one_step = c->v_in_k || c->paired;
     const int ring_entries = c->paired ? c->stages / 2 : c->stages, lead = one_step ? ring_entries : 1 + ring_entries / 2;
-    const int needed = (lead + c->look - 1) / c->look * c->look + c->look - !one_step;
+    const int needed = (lead + c->look - 1) / c->look * c->look + c->look;
     const int places = needed <= 1 ? 1 : needed <= 2 ? 2 : needed <= 4 ? 4 : 8;
     const int sum_tiles = fv__min32(c->stages, places / c->look * c->look), sum_keys = c->key_sums ? sum_tiles * t : 0;
     const bool pages = c->k_token_scale || c->v_token_scale || c->convert_k || c->convert_v || c->k_stored == FV__E2M1 || c->v_stored == FV__E2M1;
@@ -99,7 +99,7 @@ static int count_shared(const fv__attend_config *c)
     bytes += (16 + places * 4) * ((t + 31) / 32);        /* seen, bad */
     bytes += c->keys_turned ? 32 * (c->dim_qk / 2) + 16 : 0;    /* turns */
     bytes += c->key_sums ? 48 + 4 * c->warps + 4 * sum_keys * (1 + c->sum_lines) : 0;
-    bytes += 16 + 144 + 80 + 168 + 80 + c->uses_bytes + 64;     /* piece, work, lookup, plan, step, uses, what alignment may take */
+    bytes += 16 + 160 + 144 + 168 + 80 + c->uses_bytes + 64;     /* piece, work, lookup, plan, step, uses, what alignment may take */
     return align_up(bytes, 128);
 }
 
@@ -299,6 +299,7 @@ void fv__attend_shape(const fv__problem *p, const fv_plan_desc *limits, const fv
     out->num_units = p->num_kv_heads * c->units_per_kv_head;
     out->workers = c->blocks_per_sm * device->num_sms;
     if (limits->workers > 0) out->workers = fv__min32(out->workers, limits->workers);
+    out->queue = true;
     out->num_tiles = c->num_kinds;
     for (int i = 0; i < c->num_kinds; i++) out->tiles[i] = 16 * c->kinds[i].m_tiles * c->kinds[i].warps_rows;
     out->partial_bytes = (int64_t)c->slot_floats * (int64_t)sizeof(float);

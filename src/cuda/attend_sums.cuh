@@ -74,12 +74,12 @@ FV_DEVICE bool concerns(args p, const d_segment &g)
 /* Chooses tiles of keys for W's rows; which of them the rows may see goes to S.sum, W keeps what is present. By one thread. */
 FV_DEVICE void choose_sum_tiles()
 {
-    const int begin = W.key_begin, end = W.key_end;
+    const int begin = W.keys.begin, end = W.keys.end;
     choose_tiles(S.sum.over);
-    S.sum.seen_begin = W.key_begin;
-    S.sum.seen_end = W.key_end;
-    W.key_begin = begin;
-    W.key_end = end;
+    S.sum.seen_begin = W.keys.begin;
+    S.sum.seen_end = W.keys.end;
+    W.keys.begin = begin;
+    W.keys.end = end;
 }
 
 /* The next tile of rows that may see one of the keys into W and S.rows. False: there is none. */
@@ -115,18 +115,18 @@ COLD void load_sum_keys(args p)
     enum { GROUPS = fv_div_up(SUM_TILES, FV_LOOK) };
     page_ids ids[GROUPS];
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(i * FV_LOOK);
+    for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(memory, i * FV_LOOK);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) publish(p, i * FV_LOOK, ids[i]);
+    for (int i = 0; i < GROUPS; i++) publish(p, memory, i * FV_LOOK, ids[i]);
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < SUM_TILES; i++) load_tile<false>(p, i, i);
+    for (int i = 0; i < SUM_TILES; i++) load_tile<false>(p, memory, W.tiles, i, i);
 #if FV_KEYS_IN_PLACE
     cp_async_commit_group();
     cp_async_wait_group<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int i = 0; i < fv_min(SUM_TILES, W.num_tiles); i++) hook_keys(p, i, i);
+    for (int i = 0; i < fv_min(SUM_TILES, W.tiles.count); i++) hook_keys(p, i, i);
 #endif
 }
 
@@ -212,12 +212,12 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void sum_rows(args p)
     cp_async_wait_group<0>();
     __syncthreads();
 #pragma unroll 1
-    for (int tile = this_thread() / 32 / WR % WV; tile < W.num_tiles; tile += WV) {
-        const int key = W.key0 + tile * FV_T;
+    for (int tile = this_thread() / 32 / WR % WV; tile < W.tiles.count; tile += WV) {
+        const int key = W.keys.zero + tile * FV_T;
         if (key >= S.sum.seen_end || key + FV_T <= S.sum.seen_begin) continue;
         float s[MT][ST][4];
-        scores<MT, WR, ST>(s, SLOT_AT(tile), me.row, me.key);
-        see<MT, WR, ST>(p, s, SLOT_AT(tile), tile, me);
+        scores<MT, WR, ST>(memory, s, SLOT_AT(tile), me.row, me.key);
+        see<MT, WR, ST>(p, s, is_clear(W.tiles, tile), SLOT_AT(tile), tile, me);
         add_weights<MT, WR, ST>(p, s, lse, factor, tile, me);
     }
 }
@@ -231,7 +231,7 @@ COLD void join_columns(args p)
         float x = S.sum.columns[c];
         const bool apart = W.page_positions >= 0;
 #pragma unroll 1
-        for (int key = apart ? 0 : c; key < (apart ? W.num_tiles * FV_T : c + 1); key++) {
+        for (int key = apart ? 0 : c; key < (apart ? W.tiles.count * FV_T : c + 1); key++) {
             if (apart && S.position[key / FV_T & (PLACES - 1)][key % FV_T] != position + c) continue;
             for (int k = 0; k < FV_SUM_LINES; k++) x += S.sum.sums[k][key];
         }
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) key_sums_sm80(const __
     open_plan(p);
     const fv_sums out = fv_sums_of(USES);
     if (!out.data) return;
-    if (threadIdx.x == 32) fill_lookup();
+    if (threadIdx.x == 32) fill_lookup(p);
     for (int i = threadIdx.x; i < FV_SUM_LINES * SUM_KEYS; i += NT) S.sum.sums[i / SUM_KEYS][i % SUM_KEYS] = 0;
 #pragma unroll 1
     for (int64_t item = blockIdx.x;; item += gridDim.x) {

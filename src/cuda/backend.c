@@ -24,6 +24,7 @@ _Static_assert(sizeof(d_request) == sizeof(fv__request) && sizeof(d_segment) == 
 SAME(d_plan_head, fv__plan_head, num_page_positions);
 SAME(d_plan_head, fv__plan_head, table_entries);
 SAME(d_plan_head, fv__plan_head, bytes);
+SAME(d_plan_head, fv__plan_head, queue);
 SAME(d_segment, fv__segment, page_positions);
 SAME(d_segment, fv__segment, live);
 SAME(d_piece, fv__piece, record);
@@ -81,7 +82,7 @@ static void lay_out(plan_state *s, const fv__problem *p, const fv_plan_desc *lim
     place(&s->step, &at, sizeof(d_step));
     place(&s->blob, &at, capacity->blob_bytes);
     place(&s->lists, &at, s->arrays_room + limits->max_rows * (int64_t)sizeof(int32_t) + 2 * s->ids_room + 4 * LIST_ALIGN);
-    place(&s->tickets, &at, capacity->max_records * (int64_t)sizeof(int32_t));
+    place(&s->tickets, &at, (2 + capacity->max_records) * (int64_t)sizeof(int32_t));
     place(&s->stamps, &at, limits->checked ? (limits->max_requests + capacity->max_segments) * (int64_t)sizeof(uint64_t) : 0);
     place(&s->scratch, &at, (int64_t)kernel->workers * s->config.scratch_floats * (int64_t)sizeof(float));
     place(&s->lse, &at, s->config.key_sums ? limits->max_rows * p->num_q_heads * (int64_t)sizeof(float) : 0);
@@ -506,7 +507,8 @@ static fv_status run(fv_plan *plan, fv__run *r, fv_stream stream, fv_error *err)
         .v_block_scale = keys_of(&r->v_block_scale, paged), .k_scale = scale_of(&r->k_scale, paged), .v_scale = scale_of(&r->v_scale, paged),
         .lse = (float *)(void *)r->lse.data, .lse_stride = { r->lse.stride[0], r->lse.stride[1] },
         .partials = plan->limits.workspace ? plan->limits.workspace : (float *)(uintptr_t)(s->memory + (CUdeviceptr)s->partials.at),
-        .scratch = (float *)(uintptr_t)(s->memory + (CUdeviceptr)s->scratch.at), .tickets = (int32_t *)(uintptr_t)(s->memory + (CUdeviceptr)s->tickets.at),
+        .scratch = (float *)(uintptr_t)(s->memory + (CUdeviceptr)s->scratch.at), .queue = (int32_t *)(uintptr_t)(s->memory + (CUdeviceptr)s->tickets.at),
+        .tickets = (int32_t *)(uintptr_t)(s->memory + (CUdeviceptr)s->tickets.at) + 2,
         .faults = (d_faults *)(uintptr_t)c->faults, .faults_host = (d_faults *)(uintptr_t)c->faults_mapped,
         .scale = p->scale, .lse_factor = p->lse_base2 ? 1.0f : 0.693147180559945309f, .num_q_heads = p->num_q_heads,
         .slot_floats = s->config.slot_floats, .scratch_floats = s->config.scratch_floats,

@@ -20,6 +20,7 @@ typedef struct d_plan_head {
     int32_t total_rows, num_units, unit_heads, units_per_kv_head, page_size, invariant, chunk, num_page_positions;
     int64_t num_pages, table_entries;
     int64_t worker_first, pieces, segments, requests, listed_rows, records, parts, row_record, page_positions, bits_offsets, bytes;
+    int32_t splits, row_positions, has_live_first, queue;
 } d_plan_head;
 
 typedef struct d_faults { int32_t what, request; int64_t slot, value, count; } d_faults;
@@ -62,6 +63,7 @@ typedef struct d_attend {
     int64_t lse_stride[2];
     float *partials, *scratch;
     int32_t *tickets;
+    int32_t *queue;                     /* pieces taken, workers done; 0 before and after a run */
     d_faults *faults, *faults_host;     /* the device's word, and the copy that the host reads */
     float scale;
     float lse_factor;                   /* what brings a base 2 lse to the wanted base */

@@ -8,6 +8,7 @@
 #define MAX_THREADS 256
 #define STACK (256 << 10)
 #define __shared__
+#define __CUDA_ARCH__ 900               /* the newest of what the texts ask for */
 #define FV_PTX_CUH                      /* below */
 #include "fibers.h"
 
@@ -32,6 +33,7 @@ static void play_block()
 /* -------------------------------------------------------------------------------------------------------- instructions */
 
 static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_t)((const unsigned char *)p - memory); }
+static inline void *__cvta_shared_to_generic(uint64_t at) { return memory + at; }
 
 #include "base.cuh"
 

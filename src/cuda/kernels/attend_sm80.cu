@@ -52,7 +52,7 @@
 #define RING (FV_NS / ENTRY_SLOTS)                                      /* entries */
 #define LEAD (STEPS == 1 ? RING : 1 + RING / 2)                         /* tiles whose places are known before the loop */
 #define FIRST_LOOK ((LEAD + FV_LOOK - 1) / FV_LOOK * FV_LOOK)              /* the first tile that is looked up in the loop */
-#define PLACES_NEEDED (FIRST_LOOK + FV_LOOK - STEPS / 2)
+#define PLACES_NEEDED (FIRST_LOOK + FV_LOOK)
 #define PLACES (PLACES_NEEDED <= 1 ? 1 : PLACES_NEEDED <= 2 ? 2 : PLACES_NEEDED <= 4 ? 4 : 8)   /* ring of places */
 #define ABSENT (-0x7fffffff - 1)
 #define PAGES_KEPT (FV_KSCALE || FV_VSCALE || FV_CONVERT_K || FV_CONVERT_V || FV_KS == FV_E2M1 || FV_VS == FV_E2M1)
@@ -68,6 +68,14 @@
 #define K_AS_STORED (!FV_CONVERT_K || FV_KEYS_IN_PLACE)     /* how K's rows come to shared memory */
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
+/* Blocks of many rows, at most two to an SM, on GPUs whose compiler has the registers for it: what costs a warp its own time is kept off its path. */
+#define ROOMY (STEPS == 2 && FV_CTAS <= 2 && __CUDA_ARCH__ >= 900)
+/* P is made between the products of P V, when V's entry has come and K's slot is no longer K's. */
+#ifdef FV_HAS_WEIGHT
+#define SOFT false
+#else
+#define SOFT (ROOMY && !K_WEIGHED && !V_WEIGHED)
+#endif
 #define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
 /* Narrow fields come too small by a power of two (tile.cuh): Q brings what f32 scores may not lack, scales and the weights of V's scales the rest. */
 #define K_RAW fv_raw_exponent(FV_KS, FV_CT)
@@ -125,29 +133,51 @@ struct alignas(16) pair_turn { v_step step; float s, c, far_s, far_c, reserved[2
 
 struct row_info { int pos, row, request, head; };       /* of a packed row; row -1: none */
 
+/* Which tiles a piece has: read once a step, in one load. */
+struct __align__(16) tile_range {
+    int count;
+    int clear_first, clear_end;         /* tiles of which each row sees each key, but for bad pages */
+    int flags;                          /* d_attend.wide, and BAD */
+};
+enum { BAD = 1 << 30 };                 /* some of the piece's keys are in bad pages */
+
+/* Nothing of the tile has to be masked. */
+FV_DEVICE bool is_clear(const tile_range &x, int tile) { return tile >= x.clear_first && tile < x.clear_end && !(x.flags & BAD); }
+
+/* Its keys, of the segment: the first of tile 0, those that are present, and the position of key 0. */
+struct __align__(16) key_range { int zero, begin, end, position; };
+
 /* What all threads know of the piece at hand. */
 struct work {
-    int unit, kv_head, first_head, num_rows, packed, num_tiles;
+    tile_range tiles;
+    key_range keys;
+    int64_t k_from, v_from;             /* where the head's row of page 0 (ragged: of the segment's first token) lies, see k_row */
+    int64_t table;
+    int page_positions;                 /* or -1 */
+    int unit, kv_head, first_head, num_rows, packed;
     int slot, record, row_first;
-    int key0;                           /* first key of tile 0 */
-    int key_begin, key_end;             /* keys that are present */
     int pos_min, pos_max;               /* over its rows */
-    int clear_first, clear_end;         /* tiles of which each row sees each key, but for bad pages */
     int bounded;                        /* in the others, bounds and key_begin, key_end say it all, but for bad pages */
-    int first_position, page_positions, request;
+    int request;
     int origin;                         /* what tiles and chunks of the invariant mode count keys from */
     int exact;                          /* all rows together see no gaps between the first and the last key that one of them sees */
-    int64_t table;
-    int64_t k_base, k_tail_base, v_base;        /* bytes (fp4: elements) */
+#if FV_TAIL
+    int64_t tail_from;
+#endif
     float k_scale, v_scale;
 };
 
-/* What lookups need, the same for all pieces: near at hand. */
-struct lookup {
+/* What lookups need, the same for all pieces: near at hand, and read 16 bytes at a time. */
+struct __align__(16) lookup {
     const void *ids, *v_ids;
     int64_t ids_stride, v_ids_stride, num_pages, table_entries;
-    int ids_64, v_ids_64, page_size;    /* page_size 0: ragged */
+    int64_t k_page, k_key, v_page, v_key;       /* from page to page and from key to key, see k_row */
+#if FV_TAIL
+    int64_t tail_page, tail_key;
+#endif
     uint32_t page_factor, page_shift;   /* key / page_size = key * factor >> shift */
+    int page_size;                      /* 0: ragged */
+    int ids_64, v_ids_64;
     int unit_heads, chunk;
 };
 
@@ -187,7 +217,7 @@ struct shared {
     uint32_t seen[4][TILE_WORDS];       /* of tile i, at i % 4: bits: some row sees the key */
     int bad[PLACES][TILE_WORDS];        /* each warp of lookups: some of its keys are in bad pages */
     int last[FV_ROWS];                  /* record that this block merges for row i, -1: none */
-    int piece, piece_end;               /* the next one, and what ends this block's */
+    int piece, piece_end;               /* the next one, and what ends this block's; the next one of the queue, or -1 */
     int bad_pages, bad_entry;           /* of the piece at hand: how many, one of them */
 #ifdef FV_STAMPS
     int stamped;
@@ -219,6 +249,15 @@ extern __shared__ __align__(128) unsigned char memory[];
 #define Q_AT (fv_smem(memory) + FV_NS * SLOT)
 
 typedef const d_attend &args;
+
+/* What the inner loop uses takes the block's shared memory as a parameter of the same name: from sm_90 on, its address is read from a special register,
+ * which takes 30 cycles, wherever the compiler does not know that it has it. A number that a function was called with it does not ask for again. */
+typedef unsigned char *shared_memory;
+#if ROOMY
+FV_DEVICE shared_memory shared_at(uint32_t address) { return (unsigned char *)__cvta_shared_to_generic(address); }
+#else
+FV_DEVICE shared_memory shared_at(uint32_t) { return memory; }
+#endif
 
 /* The thread, from scratch: what follows from it is not kept in registers over the loop, where sums need them. */
 FV_DEVICE int this_thread()
@@ -281,9 +320,18 @@ FV_DEVICE v_at at_key(v_at at, int position)
 FV_DEVICE int64_t load_index(const void *p, int64_t i, int is64) { return is64 ? ((const int64_t *)p)[i] : ((const int32_t *)p)[i]; }
 
 /* key / page_size for 0 <= key < 2^31: factor = ceil(2^(31 + n) / page_size), shift = 31 + n, 2^n >= page_size. */
-FV_DEVICE int page_entry(int key) { return (int)((uint64_t)(uint32_t)key * S.look.page_factor >> S.look.page_shift); }
+FV_DEVICE int page_entry(const lookup &l, int key) { return (int)((uint64_t)(uint32_t)key * l.page_factor >> l.page_shift); }
 
-FV_DEVICE void fill_lookup()
+/* Bytes (fp4: elements) into what the loader of such rows counts in: addresses are bytes. */
+#define K_WIDE(flags) (K_AS_STORED && (flags) & 1)
+#define V_WIDE(flags) (!FV_CONVERT_V && (flags) & 2)
+template <int TYPE> FV_DEVICE int64_t row_units(int64_t offset, bool wide) { return TYPE == FV_E2M1 && wide ? offset >> 1 : offset; }
+template <int TYPE> FV_DEVICE int64_t rows_from(const d_view &v, int64_t token, bool wide)
+{
+    return row_units<TYPE>(token * v.stride[0] + W.kv_head * v.stride[2], wide) + (wide ? (int64_t)v.data : 0);
+}
+
+FV_DEVICE void fill_lookup(args p)
 {
     const d_step &step = STEP_HEAD;
     lookup &l = S.look;
@@ -295,6 +343,14 @@ FV_DEVICE void fill_lookup()
     l.v_ids_64 = step.v_ids ? step.v_ids_64 : step.ids_64;
     l.num_pages = PLAN.num_pages;
     l.table_entries = PLAN.table_entries;
+    l.k_page = row_units<FV_KS>(p.k.stride[0], K_WIDE(p.wide));
+    l.k_key = row_units<FV_KS>(p.k.stride[1], K_WIDE(p.wide));
+    l.v_page = row_units<FV_VS>(p.v.stride[0], V_WIDE(p.wide));
+    l.v_key = row_units<FV_VS>(p.v.stride[1], V_WIDE(p.wide));
+#if FV_TAIL
+    l.tail_page = row_units<FV_KS>(p.k_tail.stride[0], K_WIDE(p.wide));
+    l.tail_key = row_units<FV_KS>(p.k_tail.stride[1], K_WIDE(p.wide));
+#endif
     l.page_size = PLAN.page_size;
     l.unit_heads = PLAN.unit_heads;
     l.chunk = PLAN.chunk;
@@ -304,65 +360,66 @@ FV_DEVICE void fill_lookup()
     l.page_factor = (uint32_t)(((1ull << (31 + n)) + size - 1) / size);
 }
 
-/* 32 bits are enough for what is good; what is not in 31 bits is -1 here. */
+/* 32 bits are enough for what is good; what does not fit is some negative number here. Nothing looks at an id of 32 bits until it is published: what
+ * would, waits for it to come. */
 struct page_ids { int k, v; };
 
-FV_DEVICE int load_id(const void *p, int64_t i, int is64)
+FV_DEVICE void load_id(int &id, const void *p, int64_t i, int is64)
 {
-    const int64_t id = load_index(p, i, is64);
-    return (uint64_t)id >> 31 ? -1 : (int)id;
+    if (is64) {
+        const int64_t wide = ((const int64_t *)p)[i];
+        id = (uint64_t)wide >> 31 ? -1 : (int)wide;
+    } else {
+        id = ((const int *)p)[i];
+    }
 }
 
 /* Asks for the page id of this thread's key of tiles `tile` and on: FV_LOOK of them. */
-FV_DEVICE page_ids fetch_ids(int tile)
+FV_DEVICE page_ids fetch_ids(shared_memory memory, int tile)
 {
     page_ids ids = { -1, -1 };
-    const int t = this_thread(), key = W.key0 + tile * FV_T + t;
     const lookup &l = S.look;
-    if (t >= FV_LOOK * FV_T || key < W.key_begin || key >= W.key_end || !l.page_size) return ids;
-    const int64_t e = W.table + page_entry(key);
+    const key_range keys = W.keys;
+    const int t = this_thread(), key = keys.zero + tile * FV_T + t;
+    if (t >= FV_LOOK * FV_T || key < keys.begin || key >= keys.end || !l.page_size) return ids;
+    const int64_t e = W.table + page_entry(l, key);
     if (e >= l.table_entries) return ids;
-    ids.k = load_id(l.ids, e * l.ids_stride, l.ids_64);
-    ids.v = FV_VINK || l.v_ids == l.ids ? ids.k : load_id(l.v_ids, e * l.v_ids_stride, l.v_ids_64);
+    load_id(ids.k, l.ids, e * l.ids_stride, l.ids_64);
+    if (!FV_VINK) load_id(ids.v, l.v_ids, e * l.v_ids_stride, l.v_ids_64);
     return ids;
 }
 
-template <int TYPE> FV_DEVICE int64_t unit_bytes(int64_t offset) { return TYPE == FV_E2M1 ? offset >> 1 : offset; }
-
-/* A row's place: its address for the wide loader. */
-template <int TYPE> FV_DEVICE int64_t row_place(const char *data, int64_t row, bool wide, bool ok)
-{
-    if (!wide) return row;
-    return (int64_t)(ok ? data + unit_bytes<TYPE>(row) : (const char *)zero_row);
-}
-
-/* Writes where this thread's key of tiles `tile` and on lies. */
-FV_DEVICE void publish(args p, int tile, page_ids ids)
+/* Writes where this thread's key of tiles `tile` and on lies. All that is read for that is read first. */
+FV_DEVICE void publish(args p, shared_memory memory, int tile, page_ids ids)
 {
     enum { THREADS = FV_LOOK * FV_T };
-    const int thread = this_thread(), key = W.key0 + tile * FV_T + thread;
+    const lookup read_first = S.look, &l = ROOMY ? read_first : S.look;
+    const key_range keys_first = W.keys, &keys = ROOMY ? keys_first : W.keys;
+    const int64_t k_from = W.k_from, v_from = W.v_from;
+    const int page_positions = W.page_positions, thread = this_thread(), key = keys.zero + tile * FV_T + thread;
     if (thread >= THREADS) return;
     tile += thread / FV_T;
     const int r = tile & (PLACES - 1), t = thread % FV_T;
-    bool ok = key >= W.key_begin && key < W.key_end, bad = false;
-    int page = key, in_page = 0, v_page = key, position = W.first_position + key;
-    if (ok && S.look.page_size) {
-        const int entry = page_entry(key);
-        const int64_t num_pages = S.look.num_pages;
-        in_page = key - entry * S.look.page_size;
-        bad = (uint64_t)ids.k >= (uint64_t)num_pages || (uint64_t)ids.v >= (uint64_t)num_pages;
-        if (bad && (in_page == 0 || key == W.key_begin) && atomicAdd(&S.bad_pages, 1) == 0) S.bad_entry = entry;
+    bool ok = key >= keys.begin && key < keys.end, bad = false;
+    int page = key, in_page = 0, v_page = key, position = keys.position + key;
+    if (ok && l.page_size) {
+        const int entry = page_entry(l, key);
+        in_page = key - entry * l.page_size;
+        bad = (uint64_t)ids.k >= (uint64_t)l.num_pages || (!FV_VINK && (uint64_t)ids.v >= (uint64_t)l.num_pages);
+        if (bad && (in_page == 0 || key == keys.begin) && atomicAdd(&S.bad_pages, 1) == 0) {
+            S.bad_entry = entry;
+            atomicOr((uint32_t *)&W.tiles.flags, (uint32_t)BAD);
+        }
         ok = !bad;
         page = ids.k;
-        v_page = ids.v;
-        if (W.page_positions >= 0) position = plan_array<int>(p, PLAN.page_positions)[W.page_positions + entry] + in_page;
+        v_page = FV_VINK ? ids.k : ids.v;
+        if (page_positions >= 0) position = plan_array<int>(p, PLAN.page_positions)[page_positions + entry] + in_page;
     }
-    S.k_row[r][t] = row_place<FV_KS>(p.k.data, W.k_base + page * p.k.stride[0] + in_page * p.k.stride[1], K_AS_STORED && p.wide & 1, ok);
-    if (!FV_VINK)
-        S.v_row[r][t] = row_place<FV_VS>(p.v.data, W.v_base + v_page * p.v.stride[0] + in_page * p.v.stride[1], !FV_CONVERT_V && p.wide & 2, ok);
+    const bool absent_k = !ok && K_WIDE(W.tiles.flags), absent_v = !ok && V_WIDE(W.tiles.flags);
+    S.k_row[r][t] = absent_k ? (int64_t)zero_row : k_from + page * l.k_page + in_page * l.k_key;
+    if (!FV_VINK) S.v_row[r][t] = absent_v ? (int64_t)zero_row : v_from + v_page * l.v_page + in_page * l.v_key;
 #if FV_TAIL
-    S.tail_row[r][t] = row_place<FV_KS>(p.k_tail.data, W.k_tail_base + page * p.k_tail.stride[0] + in_page * p.k_tail.stride[1],
-                                        K_AS_STORED && p.wide & 1, ok);
+    S.tail_row[r][t] = absent_k ? (int64_t)zero_row : W.tail_from + page * l.tail_page + in_page * l.tail_key;
 #endif
 #if PAGES_KEPT
     S.page[r][t] = page;
@@ -396,17 +453,17 @@ template <bool IS_V> struct source {
     };
     typedef fv_rows<UNITS> rows;
     static FV_DEVICE_INLINE const d_view &view(args p) { return IS_V ? p.v : p.k; }
-    static FV_DEVICE_INLINE int64_t row(int r, int t) { return IS_V ? S.v_row[FV_VINK ? 0 : r][t] : S.k_row[r][t]; }
+    static FV_DEVICE_INLINE int64_t row(shared_memory memory, int r, int t) { return IS_V ? S.v_row[FV_VINK ? 0 : r][t] : S.k_row[r][t]; }
 #if FV_TAIL
-    static FV_DEVICE_INLINE int64_t tail_row(int r, int t) { return S.tail_row[r][t]; }
+    static FV_DEVICE_INLINE int64_t tail_row(shared_memory memory, int r, int t) { return S.tail_row[r][t]; }
 #else
-    static FV_DEVICE_INLINE int64_t tail_row(int, int) { return 0; }
+    static FV_DEVICE_INLINE int64_t tail_row(shared_memory, int, int) { return 0; }
 #endif
     /* The bits of element d. */
     template <int T> static FV_DEVICE_INLINE uint32_t bits(args p, int r, int t, int d)
     {
         const bool tail = d >= MAIN;
-        return load_bits<T>(tail ? p.k_tail.data : view(p).data, tail ? tail_row(r, t) : row(r, t), tail ? d - MAIN : d);
+        return load_bits<T>(tail ? p.k_tail.data : view(p).data, tail ? tail_row(memory, r, t) : row(memory, r, t), tail ? d - MAIN : d);
     }
 #if PAGES_KEPT
     /* Where key t lies in a tensor of pages, of tokens (which are pages of one key, counted from the segment's first). */
@@ -549,7 +606,7 @@ template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile,
     int width = 32;                                                     /* lanes beside each other in a row: where words are few, more rows at once */
     while (width > 1 && width / 2 >= words && 32 / width < KEY_RUN / N) width /= 2;
     const int run = KEY_RUN * width / 32, first = threadIdx.x / 32 * KEY_RUN + lane / width * run;
-    const int position = W.first_position + W.key0 + tile * FV_T + first;
+    const int position = W.keys.position + W.keys.zero + tile * FV_T + first;
 #pragma unroll 1
     for (int w = lane & (width - 1); w < words; w += width) {
         const pair_turn turn[2] = { S.turns[INTERLEAVED ? w : 2 * w], S.turns[INTERLEAVED ? w + words : 2 * w + 1] };
@@ -719,16 +776,16 @@ template <bool IS_V> FV_DEVICE void load_scales(args p, int slot, int tile)
 #endif
 
 /* The address of a chunk of key t's row. */
-template <bool IS_V> FV_DEVICE const char *chunk_at(int r, int t, int chunk)
+template <bool IS_V> FV_DEVICE const char *chunk_at(shared_memory memory, int r, int t, int chunk)
 {
     typedef source<IS_V> src;
     if (src::DIM < src::CHUNKS * src::N && chunk * src::N >= src::DIM) return (const char *)zero_row;
-    if (src::MAIN < src::DIM && chunk * src::N >= src::MAIN) return (const char *)src::tail_row(r, t) + 16 * (chunk - src::MAIN / src::N);
-    return (const char *)src::row(r, t) + 16 * chunk;
+    if (src::MAIN < src::DIM && chunk * src::N >= src::MAIN) return (const char *)src::tail_row(memory, r, t) + 16 * (chunk - src::MAIN / src::N);
+    return (const char *)src::row(memory, r, t) + 16 * chunk;
 }
 
 /* Rows of K or V of a tile into a slot of the ring: 16 bytes a thread and turn, all addresses of BATCH turns before the first load. */
-template <bool IS_V> FV_DEVICE void load_wide(int slot, int tile)
+template <bool IS_V> FV_DEVICE void load_wide(shared_memory memory, int slot, int tile)
 {
     typedef source<IS_V> src;
     enum { ALL = FV_T * src::CHUNKS, TURNS = fv_div_up(ALL, NT), BATCH = TURNS < 8 ? TURNS : 8, EVEN = NT % src::CHUNKS == 0, STEP_ROWS = NT / src::CHUNKS };
@@ -740,7 +797,7 @@ template <bool IS_V> FV_DEVICE void load_wide(int slot, int tile)
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             const int at = (n0 + b) * NT + i, t = EVEN ? (n0 + b) * STEP_ROWS + i / src::CHUNKS : at / src::CHUNKS;
-            if ((ALL % NT == 0 && TURNS % BATCH == 0) || at < ALL) from[b] = chunk_at<IS_V>(r, t, EVEN ? i % src::CHUNKS : at % src::CHUNKS);
+            if ((ALL % NT == 0 && TURNS % BATCH == 0) || at < ALL) from[b] = chunk_at<IS_V>(memory, r, t, EVEN ? i % src::CHUNKS : at % src::CHUNKS);
         }
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
@@ -750,23 +807,55 @@ template <bool IS_V> FV_DEVICE void load_wide(int slot, int tile)
     }
 }
 
-template <bool IS_V> FV_DEVICE void load_tile(args p, int slot, int tile)
+template <bool IS_V> FV_DEVICE void load_tile(args p, shared_memory memory, const tile_range &tiles, int slot, int tile)
 {
     typedef source<IS_V> src;
-    if (tile >= W.num_tiles) return;
-    if (src::CONVERTED || !(p.wide & (IS_V ? 2 : 1))) load_narrow<IS_V>(p, slot, tile);
-    else load_wide<IS_V>(slot, tile);
+    if (tile >= tiles.count) return;
+    if (src::CONVERTED || !(tiles.flags & (IS_V ? 2 : 1))) load_narrow<IS_V>(p, slot, tile);
+    else load_wide<IS_V>(memory, slot, tile);
 #if PAGES_KEPT
     if (src::BLOCKS || (!IS_V && (K_WEIGHED || V_WEIGHED))) load_scales<IS_V>(p, slot, tile);
 #endif
 }
 
-/* Asks for entry e of the ring: K and V by turns, or (FV_PAIRED) together; the group is committed even where nothing is left to load. */
-template <bool IS_V> FV_DEVICE void load_entry(args p, int at, int e)
+/* The first slot of entry e of the ring, and of entry e + RING - 1. Where the address of shared memory takes a register, a remainder is cheaper than a
+ * counter beside e; elsewhere it is not. */
+#if ROOMY
+struct cursor {
+    FV_DEVICE_INLINE int slot(int e) const { return (unsigned)e % RING * ENTRY_SLOTS; }
+    FV_DEVICE_INLINE int last(int e) const { return slot(e + RING - 1); }
+    FV_DEVICE_INLINE void advance() {}
+};
+#else
+struct cursor {
+    int i = 0;
+    FV_DEVICE_INLINE int slot(int) const { return i * ENTRY_SLOTS; }
+    FV_DEVICE_INLINE int last(int) const { return (i == 0 ? RING - 1 : i - 1) * ENTRY_SLOTS; }
+    FV_DEVICE_INLINE void advance() { i = i + 1 == RING ? 0 : i + 1; }
+};
+#endif
+
+/* Asks for entry e: K and V by turns, or (FV_PAIRED) together; the group is committed even where nothing is left to load. */
+template <bool IS_V> FV_DEVICE void load_entry(args p, shared_memory memory, const tile_range &tiles, int slot, int e)
 {
-    load_tile<IS_V>(p, at * ENTRY_SLOTS, e / STEPS);
-    if (FV_PAIRED) load_tile<FV_PAIRED>(p, at * ENTRY_SLOTS + 1, e / STEPS);
+    load_tile<IS_V>(p, memory, tiles, slot, e / STEPS);
+    if (FV_PAIRED) load_tile<FV_PAIRED>(p, memory, tiles, slot + 1, e / STEPS);
     cp_async_commit_group();
+}
+
+/* Entry e has arrived and the one before it is done with; entry e + RING - 1 is asked for. */
+template <bool IS_V> FV_DEVICE void step(args p, shared_memory memory, const tile_range &tiles, const cursor &at, int e)
+{
+    if (RING > 1) {
+        cp_async_wait_group<(RING > 1 ? RING - 2 : 0)>();
+        __syncthreads();
+        load_entry<STEPS == 2 && (IS_V + RING - 1) % 2 == 1>(p, memory, tiles, at.last(e), e + RING - 1);
+    } else {
+        __syncthreads();
+        load_entry<IS_V>(p, memory, tiles, at.slot(e), e);
+        cp_async_wait_group<0>();
+        __syncthreads();
+    }
 }
 
 /* One element of a packed row's query, hooks applied. */
@@ -814,14 +903,25 @@ COLD void load_q(args p, int rows)
 {
     enum { CHUNKS = 2 * Q_UNITS, N = 128 / fv_bits(FV_CT), MAIN = FV_DK - FV_TAIL, WORDS = 4 * CHUNKS };
     if (PLAIN_Q && (p.wide & 4)) {
-#pragma unroll 2
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += NT) {
-            const int u = i / CHUNKS, chunk = i % CHUNKS;
-            const bool tail = FV_TAIL && chunk * N >= MAIN;
-            const d_view &v = tail ? p.q_tail : p.q;
-            const row_info r = S.rows[u];
-            const char *from = v.data + r.row * v.stride[0] + r.head * v.stride[1] + 16 * (tail ? chunk - MAIN / N : chunk);
-            cp_async_cg_16(Q_AT + q_rows::at(u, chunk), r.row >= 0 && chunk * N < FV_DK ? from : (const char *)zero_row);
+        enum { AT_ONCE = CHUNKS < 8 ? 2 : CHUNKS < 16 ? 4 : 8 };    /* rows of the block's shared memory are read before copies are asked for */
+        const d_view q = p.q, q_tail = p.q_tail;
+#pragma unroll 1
+        for (int i0 = threadIdx.x; i0 < rows * CHUNKS; i0 += NT * AT_ONCE) {
+            const char *from[AT_ONCE];
+#pragma unroll
+            for (int b = 0; b < AT_ONCE; b++) {
+                const int i = fv_min(i0 + b * NT, rows * CHUNKS - 1), chunk = i % CHUNKS;
+                const bool tail = FV_TAIL && chunk * N >= MAIN;
+                const d_view &v = tail ? q_tail : q;
+                const row_info r = S.rows[i / CHUNKS];
+                from[b] = v.data + r.row * v.stride[0] + r.head * v.stride[1] + 16 * (tail ? chunk - MAIN / N : chunk);
+                if (r.row < 0 || chunk * N >= FV_DK) from[b] = (const char *)zero_row;
+            }
+#pragma unroll
+            for (int b = 0; b < AT_ONCE; b++) {
+                const int i = i0 + b * NT;
+                if (i < rows * CHUNKS) cp_async_cg_16(Q_AT + q_rows::at(i / CHUNKS, i % CHUNKS), from[b]);
+            }
         }
         return;
     }
@@ -840,10 +940,11 @@ COLD void load_q(args p, int rows)
 
 /* -------------------------------------------------------------------------------------------------------------- output */
 
-/* Writes elements d .. d + 3 of a finished row. */
-FV_DEVICE void write_four(args p, const row_info &r, int d, float (&x)[4], float lse)
+FV_DEVICE char *output_row(const d_view &o, const row_info &r) { return o.data + r.row * o.stride[0] + r.head * o.stride[1]; }
+
+/* Writes elements d .. d + 3 of a finished row, which lies at o. */
+FV_DEVICE void write_four(args p, char *o, bool wide, const row_info &r, int d, float (&x)[4], float lse)
 {
-    char *o = p.o.data + r.row * p.o.stride[0] + r.head * p.o.stride[1];
 #ifdef FV_HAS_OUTPUT
     v_at at = at_row(p, r);
     const float natural = lse * (0.693147180559945309f / p.lse_factor);
@@ -852,7 +953,7 @@ FV_DEVICE void write_four(args p, const row_info &r, int d, float (&x)[4], float
         x[i] = fv_output(x[i], natural, USES, at);
     }
 #endif
-    if (FV_DV % 4 == 0 && (p.wide & 8)) {
+    if (FV_DV % 4 == 0 && wide) {
         if (FV_OT == FV_F32) *(float4 *)(o + 4 * d) = make_float4(x[0], x[1], x[2], x[3]);
         else *(uint2 *)(o + 2 * d) = make_uint2(fv_pack<FV_OT>(x[0], x[1]), fv_pack<FV_OT>(x[2], x[3]));
         return;
@@ -957,47 +1058,58 @@ template <int COPIES> FV_DEVICE void weigh_row(args p, int first, int count, int
 }
 
 /* Packed rows first .. of the piece, staged in shared memory, go to slot + i, or (slot < 0) out. Row i is the sum of the staged rows i, i + count,
- * .. i + (COPIES - 1) count. Eight lanes a row, four elements each: read first, then written, as the compiler must think that one may change the other. */
+ * .. i + (COPIES - 1) count. Eight lanes a row, four elements each: several rows are read, then written, as the compiler must think that one may change
+ * the other. */
 template <int COPIES> COLD void write_rows(args p, int first, int count, int slot)
 {
-    enum { AT_ONCE = COPIES == 1 ? 4 : 2 };
-    const int lane = threadIdx.x % 8;
+    enum { ROWS = COPIES == 1 ? 4 : 1, COLUMNS = COPIES == 1 ? 4 : 2 };
+    const d_view out = p.o;
+    const bool wide = p.wide & 8;
+    const int lane = threadIdx.x % 8, rows = fv_min(count, W.packed - first);
     const float *o_staged = (const float *)(memory + O_AT);
-    const int rows = fv_min(count, W.packed - first);
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows; i += NT) weigh_row<COPIES>(p, first, count, slot, i);
     __syncthreads();
 #pragma unroll 1
-    for (int i = threadIdx.x / 8; i < rows; i += NT / 8) {
-        const row_info r = S.rows[first + i];
-        float *o = 0;
-        if (slot >= 0) {
-            const int row = (first + i) / S.look.unit_heads;
-            o = slot_o(p, slot + row, first + i - row * S.look.unit_heads);
+    for (int i0 = threadIdx.x / 8; i0 < rows; i0 += NT / 8 * ROWS) {
+        row_info r[ROWS];
+        char *to[ROWS];
+#pragma unroll
+        for (int b = 0; b < ROWS; b++) {
+            const int u = first + fv_min(i0 + NT / 8 * b, rows - 1), row = u / S.look.unit_heads;
+            r[b] = S.rows[u];
+            to[b] = slot < 0 ? output_row(out, r[b]) : (char *)slot_o(p, slot + row, u - row * S.look.unit_heads);
         }
 #pragma unroll 1
-        for (int d0 = 4 * lane; d0 < FV_DV; d0 += 32 * AT_ONCE) {
-            float y[AT_ONCE][4];
+        for (int d0 = 4 * lane; d0 < FV_DV; d0 += 32 * COLUMNS) {
+            float y[ROWS][COLUMNS][4], lse[ROWS];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int d = fv_min(d0 + 32 * k, O_FLOATS - 4);
+            for (int b = 0; b < ROWS; b++) {
+                const int i = fv_min(i0 + NT / 8 * b, rows - 1);
+                lse[b] = SUMS[i].y;
 #pragma unroll
                 for (int c = 0; c < COPIES; c++) {
-                    const float4 x = *(const float4 *)(o_staged + o_place(c * count + i, d));
                     const float w = SUMS[c * count + i].x;
-                    y[k][0] = c == 0 ? x.x * w : fmaf(x.x, w, y[k][0]);
-                    y[k][1] = c == 0 ? x.y * w : fmaf(x.y, w, y[k][1]);
-                    y[k][2] = c == 0 ? x.z * w : fmaf(x.z, w, y[k][2]);
-                    y[k][3] = c == 0 ? x.w * w : fmaf(x.w, w, y[k][3]);
+#pragma unroll
+                    for (int k = 0; k < COLUMNS; k++) {
+                        const float4 x = *(const float4 *)(o_staged + o_place(c * count + i, fv_min(d0 + 32 * k, O_FLOATS - 4)));
+                        y[b][k][0] = c == 0 ? x.x * w : fmaf(x.x, w, y[b][k][0]);
+                        y[b][k][1] = c == 0 ? x.y * w : fmaf(x.y, w, y[b][k][1]);
+                        y[b][k][2] = c == 0 ? x.z * w : fmaf(x.z, w, y[b][k][2]);
+                        y[b][k][3] = c == 0 ? x.w * w : fmaf(x.w, w, y[b][k][3]);
+                    }
                 }
             }
-            const float lse = SUMS[i].y;
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int d = d0 + 32 * k;
-                if (d >= FV_DV) break;
-                if (slot < 0) write_four(p, r, d, y[k], lse);
-                else *(float4 *)(o + d) = make_float4(y[k][0], y[k][1], y[k][2], y[k][3]);
+            for (int b = 0; b < ROWS; b++) {
+                if (i0 + NT / 8 * b >= rows) break;
+#pragma unroll
+                for (int k = 0; k < COLUMNS; k++) {
+                    const int d = d0 + 32 * k;
+                    if (d >= FV_DV) break;
+                    if (slot < 0) write_four(p, to[b], wide, r[b], d, y[b][k], lse[b]);
+                    else *(float4 *)(to[b] + 4 * d) = make_float4(y[b][k][0], y[b][k][1], y[b][k][2], y[b][k][3]);
+                }
             }
         }
     }
@@ -1021,6 +1133,7 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
     }
 #else
     /* 32 parts at a time: a lane has the (m, l) of one of them. No load waits for anything but the list */
+    enum { AT_ONCE = FV_CTAS >= 4 ? 8 : 16 };           /* as many as there are registers for */
 #pragma unroll 1
     for (int i0 = 0; i0 < num_parts; i0 += 32) {
         const bool mine = i0 + lane < num_parts;
@@ -1028,10 +1141,10 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
         const float2 ml = __ldcg((const float2 *)slot_ml(p, part, g));
         float weight = 0;
 #pragma unroll 1
-        for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += 16) {
-            float4 x[16];
+        for (int k0 = 0; k0 < 32 && i0 + k0 < num_parts; k0 += AT_ONCE) {
+            float4 x[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < 16; k++) {      /* past the last: nothing, 0 times */
+            for (int k = 0; k < AT_ONCE; k++) {      /* past the last: nothing, 0 times */
                 const int from_slot = __shfl_sync(ALL_LANES, part, k0 + k);
                 x[k] = make_float4(0, 0, 0, 0);
                 if (i0 + k0 + k < num_parts) x[k] = __ldcg((const float4 *)(slot_o(p, from_slot, g) + from));
@@ -1047,7 +1160,7 @@ FV_DEVICE void merge_parts(args p, const int *parts, int num_parts, int g, int d
                 for (int i = 0; i < 4; i++) o[i] *= alpha;
             }
 #pragma unroll
-            for (int k = 0; k < 16; k++) {
+            for (int k = 0; k < AT_ONCE; k++) {
                 const float w = __shfl_sync(ALL_LANES, weight, k0 + k);
                 o[0] = fmaf(x[k].x, w, o[0]);
                 o[1] = fmaf(x[k].y, w, o[1]);
@@ -1092,7 +1205,7 @@ COLD void arrive_and_merge(args p)
             const float scale = finish_row(p, r, m, l, lse) * V_SCALE;
             if (lane == 0 && d == 0) write_lse(p, r, m, lse);
             for (int i = 0; i < 4; i++) o[i] *= scale;
-            if (d < FV_DV) write_four(p, r, d, o, lse);
+            if (d < FV_DV) write_four(p, output_row(p.o, r), p.wide & 8, r, d, o, lse);
         }
     }
 }
@@ -1137,10 +1250,10 @@ FV_DEVICE void set_work(args p, const d_piece c, bool report)
     W.slot = c.slot;
     W.record = c.record;
     W.row_first = g.row_first + c.row_first;
-    W.key_begin = c.key_first;
-    W.key_end = end;
-    W.num_tiles = c.num_keys;           /* for now */
-    W.first_position = g.first_position;
+    W.keys.begin = c.key_first;
+    W.keys.end = end;
+    W.tiles.count = c.num_keys;           /* for now */
+    W.keys.position = g.first_position;
     W.page_positions = plan.page_size ? g.page_positions : -1;
     W.origin = W.page_positions < 0 ? g.first_position : 0;
     W.request = g.request;
@@ -1151,11 +1264,14 @@ FV_DEVICE void set_work(args p, const d_piece c, bool report)
         W.pos_min = q.first_position + (int)live_keys(p, q, g.request) - q.num_rows + (W.row_first - q.row_first);
         W.pos_max = W.pos_min + c.num_rows - 1;
     }
+    W.tiles.flags = p.wide;
     W.table = g.table;
     const int64_t token = plan.page_size ? 0 : g.table;
-    W.k_base = token * p.k.stride[0] + W.kv_head * p.k.stride[2];
-    W.k_tail_base = token * p.k_tail.stride[0] + W.kv_head * p.k_tail.stride[2];
-    W.v_base = token * p.v.stride[0] + W.kv_head * p.v.stride[2];
+    W.k_from = rows_from<FV_KS>(p.k, token, K_WIDE(p.wide));
+    W.v_from = rows_from<FV_VS>(p.v, token, V_WIDE(p.wide));
+#if FV_TAIL
+    W.tail_from = rows_from<FV_KS>(p.k_tail, token, K_WIDE(p.wide));
+#endif
     W.k_scale = FV_KSCALE ? 1.0f : p.k_scale.data ? p.k_scale.data[W.kv_head * p.k_scale.stride[0]] : p.k_scale.number;
     W.v_scale = FV_VSCALE ? 1.0f : p.v_scale.data ? p.v_scale.data[W.kv_head * p.v_scale.stride[0]] : p.v_scale.number;
 }
@@ -1186,39 +1302,39 @@ FV_DEVICE row_info read_row(args p, int u, bool consecutive)
 }
 
 /* Keys that a piece's first tile has before the piece's own: in the invariant mode tiles count from position 0; -1: it begins where bounds leave keys. */
-#define FIRST_OVER (FV_INVARIANT ? (int)((unsigned)(W.origin + W.key_begin) % FV_T) : -1)
+#define FIRST_OVER (FV_INVARIANT ? (int)((unsigned)(W.origin + W.keys.begin) % FV_T) : -1)
 
 /* Which tiles the piece has, and what must be masked in them; by one thread. */
 COLD void choose_tiles(int over)
 {
-    const int first = W.key_begin, count = W.num_tiles;
-    int begin = first, end = W.key_end, clear_begin, clear_end;
+    const int first = W.keys.begin, count = W.tiles.count;
+    int begin = first, end = W.keys.end, clear_begin, clear_end;
     W.bounded = W.exact;
 #ifdef FV_HAS_VISIBLE
     const bool told = FV_ALL_EXACT && !fv_lifted(USES) && W.page_positions < 0;
     if (!fv_lifted(USES) && W.page_positions < 0) {
-        begin = fv_max(begin, fv_first_key(USES, W.pos_min) - W.first_position);
-        end = fv_min(end, fv_last_key(USES, W.pos_max) - W.first_position + 1);
+        begin = fv_max(begin, fv_first_key(USES, W.pos_min) - W.keys.position);
+        end = fv_min(end, fv_last_key(USES, W.pos_max) - W.keys.position + 1);
     }
     W.exact = W.exact && FV_ALL_EXACT && !fv_lifted(USES);
     W.bounded = W.exact && told;
-    clear_begin = told ? fv_max(begin, fv_first_key(USES, W.pos_max) - W.first_position) : 1;
-    clear_end = told ? fv_min(end, fv_last_key(USES, W.pos_min) - W.first_position + 1) : 0;
+    clear_begin = told ? fv_max(begin, fv_first_key(USES, W.pos_max) - W.keys.position) : 1;
+    clear_end = told ? fv_min(end, fv_last_key(USES, W.pos_min) - W.keys.position + 1) : 0;
 #else
     clear_begin = begin;
     clear_end = end;
 #endif
     if (over >= 0) {                    /* chunks that hold nothing still have a slot */
-        W.key0 = first - over;
-        W.num_tiles = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
+        W.keys.zero = first - over;
+        W.tiles.count = count > 0 ? (over + count + FV_T - 1) / FV_T : 0;
     } else {
-        W.key0 = begin;
-        W.num_tiles = end > begin ? (end - begin + FV_T - 1) / FV_T : 0;
+        W.keys.zero = begin;
+        W.tiles.count = end > begin ? (end - begin + FV_T - 1) / FV_T : 0;
     }
-    W.key_begin = begin;
-    W.key_end = end;
-    W.clear_first = clear_end > clear_begin ? (clear_begin - W.key0 + FV_T - 1) / FV_T : 0;
-    W.clear_end = clear_end > clear_begin ? (clear_end - W.key0) / FV_T : 0;
+    W.keys.begin = begin;
+    W.keys.end = end;
+    W.tiles.clear_first = clear_end > clear_begin ? (clear_begin - W.keys.zero + FV_T - 1) / FV_T : 0;
+    W.tiles.clear_end = clear_end > clear_begin ? (clear_end - W.keys.zero) / FV_T : 0;
 }
 
 /* The rows of W that are taken, and their positions. Where these do not follow one another, tiles are chosen by them. */
@@ -1242,6 +1358,21 @@ template <class TAKES, class CHOOSE> FV_DEVICE void open_rows(args p, const TAKE
     __syncthreads();
 }
 
+/* The queue's next piece, by one thread: asked for when the one at hand is all but done, as it takes as long as a read of memory. */
+FV_DEVICE void take_piece(args p)
+{
+    const int i = atomicAdd(p.queue, 1);
+    S.piece = i < PLAN.num_pieces ? PLAN.num_pieces - 1 - i : -1;
+}
+
+/* The block is done; the last one to be leaves the queue as it was. By one thread. */
+FV_DEVICE void leave_queue(args p)
+{
+    if (atomicAdd(p.queue + 1, 1) + 1 < PLAN.num_workers) return;
+    p.queue[0] = 0;
+    p.queue[1] = 0;
+}
+
 /* The block's next piece into W; its rows and their positions. False: there is none. */
 COLD bool open_piece(args p)
 {
@@ -1249,7 +1380,9 @@ COLD bool open_piece(args p)
     if (threadIdx.x == 0) {
         if (S.bad_pages) report_bad_pages(p);
         W.packed = 0;
-        if (S.piece < S.piece_end) set_work(p, plan_array<d_piece>(p, PLAN.pieces)[S.piece++], true);
+        const bool more = PLAN.queue ? S.piece >= 0 : S.piece < S.piece_end;
+        if (more) set_work(p, plan_array<d_piece>(p, PLAN.pieces)[S.piece], true);
+        S.piece++;
         if (W.exact) choose_tiles(FIRST_OVER);
         else W.bounded = -1;            /* not chosen yet */
     }
@@ -1265,19 +1398,19 @@ COLD void begin_piece(args p, int rows)
     enum { GROUPS = fv_div_up(LEAD, FV_LOOK) };
     page_ids ids[GROUPS];
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(i * FV_LOOK);
+    for (int i = 0; i < GROUPS; i++) ids[i] = fetch_ids(memory, i * FV_LOOK);
     load_q(p, rows);
 #pragma unroll 1
     for (int i = 0; i < GROUPS; i++) {
-        publish(p, i * FV_LOOK, ids[0]);
+        publish(p, memory, i * FV_LOOK, ids[0]);
 #pragma unroll
         for (int k = 1; k < GROUPS; k++) ids[k - 1] = ids[k];
     }
     __syncthreads();
 #pragma unroll 1
     for (int e = 0; e < RING - 1; e++) {
-        if (STEPS == 2 && (e & 1)) load_entry<STEPS == 2>(p, e, e);
-        else load_entry<false>(p, e, e);
+        if (STEPS == 2 && (e & 1)) load_entry<STEPS == 2>(p, memory, W.tiles, e * ENTRY_SLOTS, e);
+        else load_entry<false>(p, memory, W.tiles, e * ENTRY_SLOTS, e);
     }
 }
 
@@ -1314,7 +1447,7 @@ template <int WR, int WV, int WK> FV_DEVICE part this_part()
     return at;
 }
 
-template <int MT, int WR> FV_DEVICE void load_queries(uint32_t (&a)[MT][K_STEPS][4], int row0, int unit)
+template <int MT, int WR> FV_DEVICE void load_queries(shared_memory memory, uint32_t (&a)[MT][K_STEPS][4], int row0, int unit)
 {
     const int lane = this_thread() % 32;
     const uint32_t q = Q_AT + (row0 + lane % 16) * q_rows::stride;
@@ -1326,7 +1459,7 @@ template <int MT, int WR> FV_DEVICE void load_queries(uint32_t (&a)[MT][K_STEPS]
 }
 
 /* S = Q K' for a warp's rows and 8 ST keys from key0 on. */
-template <int MT, int WR, int ST> FV_DEVICE void scores(float (&s)[MT][ST][4], uint32_t slot, int row0, int key0)
+template <int MT, int WR, int ST> FV_DEVICE void scores(shared_memory memory, float (&s)[MT][ST][4], uint32_t slot, int row0, int key0)
 {
     const int lane = this_thread() % 32, krow = key0 + (lane & 7) + (lane >> 4 << 3), khalf = lane >> 3 & 1, low = lane & 7;
     const uint32_t k = slot + krow * k_rows::stride;
@@ -1338,7 +1471,7 @@ template <int MT, int WR, int ST> FV_DEVICE void scores(float (&s)[MT][ST][4], u
 #pragma unroll (FV_CT == FV_F32 ? 2 : K_UNITS * K_STEPS <= 8 ? 8 : 4)
     for (int unit = 0; unit < K_UNITS; unit++) {
         uint32_t a[MT][K_STEPS][4];
-        load_queries<MT, WR>(a, row0, unit);
+        load_queries<MT, WR>(memory, a, row0, unit);
 #pragma unroll
         for (int n = 0; n < ST / 2; n++) {
             uint32_t w[4];
@@ -1366,16 +1499,16 @@ template <int MT, int WR, int ST> FV_DEVICE void scores(float (&s)[MT][ST][4], u
 /* Masks by the variants' bounds and the first and last present key: two comparisons a score. */
 template <int MT, int WR, int ST> FV_DEVICE void mask_bounds(float (&s)[MT][ST][4], int tile, const part &at)
 {
-    const int lane = this_thread() % 32, key = W.key0 + tile * FV_T + at.key + 2 * (lane & 3);    /* of this thread's first score */
+    const int lane = this_thread() % 32, key = W.keys.zero + tile * FV_T + at.key + 2 * (lane & 3);    /* of this thread's first score */
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int first = W.key_begin, last = W.key_end - 1;
+            int first = W.keys.begin, last = W.keys.end - 1;
 #ifdef FV_HAS_VISIBLE
             const int pos = S.rows[at.row + mt * 16 * WR + h * 8 + lane / 4].pos;
-            first = fv_max(first, fv_first_key(USES, pos) - W.first_position);
-            last = fv_min(last, fv_last_key(USES, pos) - W.first_position);
+            first = fv_max(first, fv_first_key(USES, pos) - W.keys.position);
+            last = fv_min(last, fv_last_key(USES, pos) - W.keys.position);
 #endif
             first -= key;
             last -= key;
@@ -1458,9 +1591,12 @@ template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][S
 }
 #endif
 
-/* S becomes P = exp2(S - m) in f32; O and l are brought to the new m. All maxima, then all exponentials: rows do not wait for one another. m follows the
- * maximum only where it has grown by more than 2^SLACK: what is multiplied with exp2(old m - new m) is O, rarely then. */
-template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], state<MT, NU> &x, float factor)
+/* What a row's exponentials are taken of: its m in base 2. */
+template <int MT> struct bases { float of[MT][2]; };
+
+/* m follows S; O and l are brought to the new m. All maxima at once: rows do not wait for one another. m follows the maximum only where it has grown by
+ * more than 2^SLACK: what is multiplied with exp2(old m - new m) is O, rarely then. */
+template <int MT, int NU, int ST> FV_DEVICE bases<MT> follow(const float (&s)[MT][ST][4], state<MT, NU> &x, float factor)
 {
     float top[MT][2];
 #pragma unroll
@@ -1482,87 +1618,77 @@ template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], s
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
             for (int h = 0; h < 2; h++) top[mt][h] = fmaxf(top[mt][h], __shfl_xor_sync(ALL_LANES, top[mt][h], k));
-    float alpha[MT][2], base[MT][2];
+    float m[MT][2];
+    bases<MT> base;
     bool moved = false;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const float m = (top[mt][h] - x.m[mt][h]) * factor > SLACK ? top[mt][h] : x.m[mt][h];
-            base[mt][h] = m == -fv_inf() ? 0.0f : m * factor;
-            alpha[mt][h] = m == x.m[mt][h] ? 1.0f : ex2_approx(fmaf(x.m[mt][h], factor, -base[mt][h]));
-            moved = moved || m != x.m[mt][h];
-            x.m[mt][h] = m;
+            m[mt][h] = (top[mt][h] - x.m[mt][h]) * factor > SLACK ? top[mt][h] : x.m[mt][h];
+            base.of[mt][h] = m[mt][h] == -fv_inf() ? 0.0f : m[mt][h] * factor;
+            moved = moved || m[mt][h] != x.m[mt][h];
         }
     if (__any_sync(ALL_LANES, moved)) {     /* times 1 changes no bit: whether it is skipped does not matter */
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                x.l[mt][h] *= alpha[mt][h];
+                const float alpha = m[mt][h] == x.m[mt][h] ? 1.0f : ex2_approx(fmaf(x.m[mt][h], factor, -base.of[mt][h]));
+                x.m[mt][h] = m[mt][h];
+                x.l[mt][h] *= alpha;
 #pragma unroll
                 for (int n = 0; n < NU * V_TILES; n++) {
-                    x.o[mt][n][2 * h] *= alpha[mt][h];
-                    x.o[mt][n][2 * h + 1] *= alpha[mt][h];
+                    x.o[mt][n][2 * h] *= alpha;
+                    x.o[mt][n][2 * h + 1] *= alpha;
                 }
             }
     }
+    return base;
+}
+
+/* Two of a row's scores become exp2(S - m), and join l: those of n-tile n. */
+template <int MT, int NU, int ST>
+FV_DEVICE void soften(float (&s)[MT][ST][4], int n, int mt, int h, state<MT, NU> &x, const bases<MT> &base, float factor)
+{
+    float &v = s[mt][n][2 * h], &w = s[mt][n][2 * h + 1];
+    v = ex2_approx(fmaf(v, factor, -base.of[mt][h]));
+    w = ex2_approx(fmaf(w, factor, -base.of[mt][h]));
+    x.l[mt][h] += v + w;
+}
+
+/* P times the scales of its keys' V, which lie beside K. */
+template <int MT, int ST> FV_DEVICE void scale_weights(float (&s)[MT][ST][4], uint32_t k_slot, int key0)
+{
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++)
+    for (int n = 0; n < ST; n++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float a = x.l[mt][h], b = 0;
+        for (int e = 0; e < 2; e++) {
+            const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (key0 + n * 8 + 2 * (this_thread() & 3) + e)) * P_UNIT;
 #pragma unroll
-            for (int n = 0; n < ST; n++) {
-                float &v = s[mt][n][2 * h], &w = s[mt][n][2 * h + 1];
-                v = ex2_approx(fmaf(v, factor, -base[mt][h]));
-                w = ex2_approx(fmaf(w, factor, -base[mt][h]));
-                a += v;
-                b += w;
-            }
-            x.l[mt][h] = a + b;
+            for (int mt = 0; mt < MT; mt++)
+                for (int h = 0; h < 2; h++) {
+                    float &x = s[mt][n][2 * h + e];
+                    x = x == 0.0f ? 0.0f : x * scale;           /* an unseen key's scale may be NaN */
+                }
         }
 }
 
-/* P in the type of the second product: for each 16 keys the left operand, f32 as it is. */
-template <int MT, int ST> struct weights {
-    uint32_t a[MT][FV_PT == FV_F32 ? ST : ST / 2][4];
-};
+/* n-tiles of P that are the left operand of one product. */
+enum { P_TILES = FV_PT == FV_F32 ? 1 : 2 };
 
-template <int MT, int ST> FV_DEVICE void pack_weights(float (&s)[MT][ST][4], weights<MT, ST> &w, uint32_t k_slot, int key0)
+/* All of P as such operands: half as many registers as P itself. */
+template <int MT, int ST> struct weights { uint32_t a[ST / P_TILES][MT][4]; };
+
+/* One operand, from n-tile n on. f32: columns j, j + 4 of it are elements 2 j, 2 j + 1 of a row of P: so are the rows of V (outputs). */
+template <int MT, int ST> FV_DEVICE void pack_weights(const float (&s)[MT][ST][4], int n, uint32_t (&a)[MT][4])
 {
-    if (V_WEIGHED) {
 #pragma unroll
-        for (int n = 0; n < ST; n++)
+    for (int mt = 0; mt < MT; mt++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const float scale = ld_shared_f32(k_slot + V_SCALES + 4 * (key0 + n * 8 + 2 * (this_thread() & 3) + e)) * P_UNIT;
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++)
-                    for (int h = 0; h < 2; h++) {
-                        float &x = s[mt][n][2 * h + e];
-                        x = x == 0.0f ? 0.0f : x * scale;           /* an unseen key's scale may be NaN */
-                    }
-            }
-    }
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-#if FV_PT == FV_F32
-        /* columns j, j + 4 of the left operand are elements 2 j, 2 j + 1 of a row of P: so are the rows of V (outputs) */
-#pragma unroll
-        for (int n = 0; n < ST; n++) {
-            w.a[mt][n][0] = __float_as_uint(s[mt][n][0]);
-            w.a[mt][n][1] = __float_as_uint(s[mt][n][2]);
-            w.a[mt][n][2] = __float_as_uint(s[mt][n][1]);
-            w.a[mt][n][3] = __float_as_uint(s[mt][n][3]);
-        }
-#else
-#pragma unroll
-        for (int n = 0; n < ST / 2; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) w.a[mt][n][i] = fv_pack<FV_PT>(s[mt][2 * n + i / 2][i % 2 * 2], s[mt][2 * n + i / 2][i % 2 * 2 + 1]);
-#endif
-    }
+        for (int i = 0; i < 4; i++)
+            a[mt][i] = FV_PT == FV_F32 ? __float_as_uint(s[mt][n][i % 2 * 2 + i / 2])
+                                       : fv_pack<FV_PT>(s[mt][n + i / 2 % P_TILES][i % 2 * 2], s[mt][n + i / 2 % P_TILES][i % 2 * 2 + 1]);
 }
 
 #ifdef FV_HAS_WEIGHT
@@ -1586,47 +1712,58 @@ template <int MT, int WR, int ST> FV_DEVICE void weigh(args p, float (&s)[MT][ST
 }
 #endif
 
-/* O += P V. */
-template <int MT, int NU, int ST> FV_DEVICE void outputs(const weights<MT, ST> &p, state<MT, NU> &x, uint32_t slot, const part &at)
+/* The right operands of unit u of V (columns) and the keys of n-tile n, and O += P V. */
+template <int MT, int NU> FV_DEVICE void multiply_unit(const uint32_t (&a)[MT][4], state<MT, NU> &x, uint32_t slot, int n, int u, const part &at)
 {
+    const int lane = this_thread() % 32, unit = NU == V_UNITS ? u : fv_min(at.unit + u, V_UNITS - 1);
 #if FV_PT == FV_F32
+    const int key = at.key + 8 * n + 2 * (lane & 3), column = lane / 4;
+    const uint32_t b0 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key, 2 * unit + column / 4) + 4 * (column & 3)));
+    const uint32_t b1 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key + 1, 2 * unit + column / 4) + 4 * (column & 3)));
 #pragma unroll
-    for (int u = 0; u < NU; u++) {
-        const int lane = this_thread() % 32;
-        const int unit = fv_min(at.unit + u, V_UNITS - 1), n = lane / 4;
-#pragma unroll
-        for (int ks = 0; ks < ST; ks++) {
-            const int key = at.key + 8 * ks + 2 * (lane & 3);
-            const uint32_t b0 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key, 2 * unit + n / 4) + 4 * (n & 3)));
-            const uint32_t b1 = __float_as_uint(ld_shared_f32(slot + v_rows::at(key + 1, 2 * unit + n / 4) + 4 * (n & 3)));
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++) fv_mma<FV_F32>::step(x.o[mt][u], p.a[mt][ks], b0, b1);
-        }
-    }
+    for (int mt = 0; mt < MT; mt++) fv_mma<FV_F32>::step(x.o[mt][u], a[mt], b0, b1);
 #else
-    const int lane = this_thread() % 32;
-    const uint32_t v = slot + (at.key + lane % 16) * v_rows::stride;
+    uint32_t w[4];
+    ldmatrix_x4_trans(w, slot + (at.key + lane % 16 + 8 * n) * v_rows::stride + v_rows::in_row(lane & 7, lane >> 4, unit));
 #pragma unroll
-    for (int ks = 0; ks < ST / 2; ks++)
+    for (int t = 0; t < V_TILES; t++) {
+        uint32_t b0, b1;
+        fv_v_operand<FV_VS, FV_PT>(w, t, b0, b1);
+        if (FV_VS == FV_E2M1) {
+            const uint32_t code = slot + V_BYTES + (at.key + 8 * n + 2 * (lane & 3)) * V_BLOCKS + 4 * unit + 2 * (t / 4) + lane / 16;
+            b0 = fv_mul2<FV_PT>(b0, fv_scale_pair<FV_PT>(ld_shared_u8(code), ld_shared_u8(code + V_BLOCKS)));
+            b1 = fv_mul2<FV_PT>(b1, fv_scale_pair<FV_PT>(ld_shared_u8(code + 8 * V_BLOCKS), ld_shared_u8(code + 9 * V_BLOCKS)));
+        }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) fv_mma<FV_PT>::step(x.o[mt][u * V_TILES + t], a[mt], b0, b1);
+    }
+#endif
+}
+
+/* O += P V, where P is in w, or (SOFT) is to be made of s: the exponentials of one step's keys go between the products of the step before, as a warp that
+ * waits for one of them could have asked for eight products. */
+template <int MT, int NU, int ST>
+FV_DEVICE void outputs(float (&s)[MT][ST][4], const weights<MT, ST> &w, state<MT, NU> &x, const bases<MT> &base, float factor, uint32_t slot, const part &at)
+{
+    enum { PAIRS = 2 * MT * P_TILES };                  /* of exponentials, of a step */
+    if (SOFT)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
+#pragma unroll
+    for (int n = 0; n < ST; n += P_TILES) {
+        uint32_t a[MT][4];
+        if (SOFT) pack_weights(s, n, a);
+#pragma unroll
+        for (int i = 0; !SOFT && i < 4 * MT; i++) a[i / 4][i % 4] = w.a[n / P_TILES][i / 4][i % 4];
 #pragma unroll
         for (int u = 0; u < NU; u++) {
-            const int unit = NU == V_UNITS ? u : fv_min(at.unit + u, V_UNITS - 1);
-            uint32_t w[4];
-            ldmatrix_x4_trans(w, v + ks * 16 * v_rows::stride + v_rows::in_row(lane & 7, lane >> 4, unit));
+            multiply_unit(a, x, slot, n, u, at);
+            if (SOFT && n + P_TILES < ST)
 #pragma unroll
-            for (int t = 0; t < V_TILES; t++) {
-                uint32_t b0, b1;
-                fv_v_operand<FV_VS, FV_PT>(w, t, b0, b1);
-                if (FV_VS == FV_E2M1) {
-                    const uint32_t code = slot + V_BYTES + (at.key + 16 * ks + 2 * (lane & 3)) * V_BLOCKS + 4 * unit + 2 * (t / 4) + lane / 16;
-                    b0 = fv_mul2<FV_PT>(b0, fv_scale_pair<FV_PT>(ld_shared_u8(code), ld_shared_u8(code + V_BLOCKS)));
-                    b1 = fv_mul2<FV_PT>(b1, fv_scale_pair<FV_PT>(ld_shared_u8(code + 8 * V_BLOCKS), ld_shared_u8(code + 9 * V_BLOCKS)));
-                }
-#pragma unroll
-                for (int mt = 0; mt < MT; mt++) fv_mma<FV_PT>::step(x.o[mt][u * V_TILES + t], p.a[mt][ks], b0, b1);
-            }
+                for (int i = u * PAIRS / NU; i < (u + 1) * PAIRS / NU; i++)
+                    soften(s, n + P_TILES + i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
         }
-#endif
+    }
 }
 
 /* Rows of V that no row of the tile sees become zero. */
@@ -1732,37 +1869,38 @@ FV_DEVICE float score_factor(args p)
 }
 
 /* A thread's scores of a tile, masked, as softmax wants them. True: the tile's rows of V that nobody sees must be cleared. */
-template <int MT, int WR, int ST> FV_DEVICE bool see(args p, float (&s)[MT][ST][4], uint32_t k_slot, int tile, const part &at)
+template <int MT, int WR, int ST>
+FV_DEVICE bool see(args p, float (&s)[MT][ST][4], bool clear, uint32_t k_slot, int tile, const part &at)
 {
-    int bad = 0;
-#pragma unroll
-    for (int i = 0; i < TILE_WORDS; i++) bad |= S.bad[tile & (PLACES - 1)][i];
 #if FV_SCALED
     refine<MT, WR, ST>(p, s, k_slot, tile, at);
 #endif
-    const bool masked = bad || tile < W.clear_first || tile >= W.clear_end;
-    if (masked) {
+    if (!clear) {
+        int bad = 0;
+#pragma unroll
+        for (int i = 0; i < TILE_WORDS; i++) bad |= S.bad[tile & (PLACES - 1)][i];
         if (W.bounded && !bad) mask_bounds<MT, WR, ST>(s, tile, at);
         else mask_hooks<MT, WR, ST>(p, s, tile, at, !W.exact);
     }
 #ifdef FV_HAS_WEIGHT
     weigh<MT, WR, ST>(p, s, tile, at);
 #endif
-    return masked && !W.exact;
+    return !clear && !W.exact;
 }
 
 /* All tiles of the piece, by one kind. m-tile k of warp row w covers packed rows 16 (k WR + w) and on. */
-template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
+template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p, uint32_t address)
 {
+    const shared_memory memory = shared_at(address);
     static_assert(WR * WV * WK == FV_WARPS && 16 * MT * WR <= FV_ROWS && FV_T / WK >= 16, "a kind must fit the block");
     static_assert(WK == 1 || !FV_INVARIANT, "bits must not depend on the kind");
-    enum { NU = fv_div_up(V_UNITS, WV), LAST = RING - 1, ST = FV_T / 8 / WK };
+    enum { NU = fv_div_up(V_UNITS, WV), ST = FV_T / 8 / WK };
     const float factor = score_factor(p);
     state<MT, NU> x;
     page_ids next = { -1, -1 };
-    if (W.num_tiles > 0) {
+    if (W.tiles.count > 0) {
         begin_piece(p, 16 * MT * WR);
-        next = fetch_ids(FIRST_LOOK);
+        next = fetch_ids(memory, FIRST_LOOK);
         STAMP(3);
     }
     clear(x);
@@ -1771,71 +1909,72 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
     bool first_chunk = true;
     int chunk = 0;
 #endif
-    int at = 0;                                         /* of entry e; entry e + RING - 1 goes before it */
-#define ADVANCE(i) (i) = (i) + 1 == RING ? 0 : (i) + 1
-    /* Entry e has arrived and the one before it is done with; entry e + RING - 1 is asked for. */
-#define STEP(e, parity)                                                                             \
-    do {                                                                                            \
-        if (RING > 1) {                                                                             \
-            cp_async_wait_group<(RING > 1 ? RING - 2 : 0)>();                                       \
-            __syncthreads();                                                                        \
-            load_entry<(STEPS == 2 && ((parity) + LAST) % 2 == 1)>(p, at == 0 ? LAST : at - 1, (e) + LAST); \
-        } else {                                                                                    \
-            __syncthreads();                                                                        \
-            load_entry<(STEPS == 2 && (parity) == 1)>(p, 0, (e));                                   \
-            cp_async_wait_group<0>();                                                               \
-            __syncthreads();                                                                        \
-        }                                                                                           \
-    } while (0)
-
+    cursor at;
 #pragma unroll 1
-    for (int tile = 0; tile < W.num_tiles; tile++) {
-        STEP(STEPS * tile, 0);
+    for (int tile = 0; tile < W.tiles.count; tile++) {
+        const tile_range tiles = W.tiles;
+        step<false>(p, memory, tiles, at, STEPS * tile);
 #ifdef FV_STAMPS
         if (tile == 0) STAMP(4);
 #endif
-        bool clean;
-        weights<MT, ST> w;
-        {
 #if FV_KEYS_IN_PLACE
-            hook_keys(p, at * ENTRY_SLOTS, tile);
-            if (WK == FV_WARPS) __syncwarp();           /* each warp reads the keys that it has hooked */
-            else __syncthreads();
+        hook_keys(p, at.slot(STEPS * tile), tile);
+        if (WK == FV_WARPS) __syncwarp();               /* each warp reads the keys that it has hooked */
+        else __syncthreads();
 #endif
-            const part me = this_part<WR, WV, WK>();
-            const uint32_t k_slot = SLOT_AT(at * ENTRY_SLOTS);
-            float s[MT][ST][4];
-            if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
-            scores<MT, WR, ST>(s, k_slot, me.row, me.key);
-            clean = see<MT, WR, ST>(p, s, k_slot, tile, me);
+        const bool clear_tile = is_clear(tiles, tile);
+        const part me = this_part<WR, WV, WK>();
+        const uint32_t k_slot = SLOT_AT(at.slot(STEPS * tile));
+        float s[MT][ST][4];
+        if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
+        scores<MT, WR, ST>(memory, s, k_slot, me.row, me.key);
+        if (STEPS == 2 && SOFT) {
+            at.advance();
+            step<STEPS == 2>(p, memory, tiles, at, 2 * tile + 1);
+        }
+        const bool clean = see<MT, WR, ST>(p, s, clear_tile, k_slot, tile, me);
+        weights<MT, ST> w;
+        bases<MT> base;
 #ifndef FV_HAS_WEIGHT
-            soften<MT, NU, ST>(s, x, factor);
+        base = follow<MT, NU, ST>(s, x, factor);
 #endif
-            pack_weights<MT, ST>(s, w, k_slot, me.key);
+        if (!SOFT) {
+#ifndef FV_HAS_WEIGHT
+#pragma unroll
+            for (int i = 0; i < 2 * MT * ST; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
+#endif
+            if (V_WEIGHED) scale_weights<MT, ST>(s, k_slot, me.key);
+#pragma unroll
+            for (int n = 0; n < ST; n += P_TILES) pack_weights(s, n, w.a[n / P_TILES]);
+            if (STEPS == 2) {
+                at.advance();
+                step<STEPS == 2>(p, memory, tiles, at, 2 * tile + 1);
+            }
         }
-        if (STEPS == 2) {
-            ADVANCE(at);
-            STEP(2 * tile + 1, 1);
-        } else if (clean) {
-            __syncthreads();
+        if (STEPS == 1 && tile % FV_LOOK == 0) {
+            publish(p, memory, tile + FIRST_LOOK, next);
+            next = fetch_ids(memory, tile + FIRST_LOOK + FV_LOOK);
         }
-        if (tile % FV_LOOK == 0) {
-            publish(p, tile + FIRST_LOOK, next);
-            next = fetch_ids(tile + FIRST_LOOK + FV_LOOK);
+        const uint32_t v_slot = SLOT_AT(at.slot(STEPS * tile + STEPS - 1) + FV_PAIRED);
+        if (clean) {
+            if (STEPS == 1 || SOFT) __syncthreads();
+            clear_unseen(v_slot, tile);
         }
-        const uint32_t v_slot = SLOT_AT(at * ENTRY_SLOTS + FV_PAIRED);
-        if (clean) clear_unseen(v_slot, tile);
-        outputs<MT, NU, ST>(w, x, v_slot, this_part<WR, WV, WK>());
-        ADVANCE(at);
+        outputs<MT, NU, ST>(s, w, x, base, factor, v_slot, this_part<WR, WV, WK>());
+        if (STEPS == 2 && tile % FV_LOOK == 0) {
+            publish(p, memory, tile + FIRST_LOOK, next);
+            next = fetch_ids(memory, tile + FIRST_LOOK + FV_LOOK);
+        }
+        at.advance();
 #if FV_INVARIANT
-        const int past = W.origin + W.key0 + (tile + 1) * FV_T;
-        if (past % S.look.chunk == 0 || tile + 1 == W.num_tiles) {
+        const int past = W.origin + W.keys.zero + (tile + 1) * FV_T;
+        if (past % S.look.chunk == 0 || tile + 1 == W.tiles.count) {
             join_sums(x);
             if (W.slot >= 0) {
                 write_state<MT, WR, WK, NU>(p, x, W.slot + chunk * W.num_rows, this_part<WR, WV, WK>(), factor);
                 clear(x);
             } else {
-                const bool last = tile + 1 == W.num_tiles;
+                const bool last = tile + 1 == W.tiles.count;
                 fold_chunk<MT, NU>(p, x, m, l, factor, first_chunk, last);
                 if (!last) clear(x);
                 first_chunk = false;
@@ -1846,14 +1985,15 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p)
     }
     cp_async_wait_group<0>();
     STAMP(5);
+    if (PLAN.queue && threadIdx.x == 0) take_piece(p);
 #if FV_INVARIANT
-    if (W.slot < 0 && W.num_tiles > 0)
+    if (W.slot < 0 && W.tiles.count > 0)
         for (int mt = 0; mt < MT; mt++)
             for (int h = 0; h < 2; h++) {
                 x.m[mt][h] = m[mt][h];
                 x.l[mt][h] = l[mt][h];
             }
-    if (W.slot < 0 || W.num_tiles == 0) write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), W.num_tiles > 0 ? 1.0f : factor);
+    if (W.slot < 0 || W.tiles.count == 0) write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), W.tiles.count > 0 ? 1.0f : factor);
 #else
     join_sums(x);
     write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
@@ -1899,19 +2039,21 @@ extern "C" __global__ void __launch_bounds__(NT, FV_CTAS) attend_sm80(const __gr
         const int *first = plan_array<int>(p, PLAN.worker_first) + blockIdx.x;
         S.piece = first[0];
         S.piece_end = first[1];
+        if (PLAN.queue) take_piece(p);
         S.bad_pages = 0;
     }
-    if (t == 32) fill_lookup();
+    if (t == 32) fill_lookup(p);
 #pragma unroll 1
     while (open_piece(p)) {
         STAMP(2);
-#define KIND(MT, WR, WV, WK) if (W.packed <= 16 * MT * WR) attend<MT, WR, WV, WK>(p); else
+#define KIND(MT, WR, WV, WK) if (W.packed <= 16 * MT * WR) attend<MT, WR, WV, WK>(p, fv_smem(memory)); else
         FV_KINDS { }
 #undef KIND
 #ifdef FV_STAMPS
         if (t == 0) S.stamped += 6;
 #endif
     }
+    if (PLAN.queue && this_thread() == 0) leave_queue(p);
 #ifdef FV_STAMPS
     if (t == 0) S.stamped = 0;
     stamp(p, 14, false);
