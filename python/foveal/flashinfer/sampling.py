@@ -88,9 +88,9 @@ def _from_generator(generator, like):
             generator = torch.cuda.default_generators[like.device.index or 0]
         if generator.device.type == "cuda":
             seed, offset = generator.get_state().view(torch.int64).tolist()
-            generator.set_state(torch.tensor([seed, offset + _OFFSETS], dtype=torch.int64).view(torch.uint8))
+            generator.set_state(torch.tensor([seed, offset + _OFFSETS], dtype=torch.int64, device="cpu").view(torch.uint8))
             return seed, offset
-    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, generator=generator)), 0
+    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, generator=generator, device=generator.device if generator else "cpu")), 0
 
 
 def _state_vector(x, name, batch_size, like):

@@ -31,13 +31,17 @@ class TensorLayout(enum.Enum):
 log2e = 1.44269504088896340736
 
 
+# Tuples: an enum's __members__ is more than torch.compile can follow.
+_LAYOUTS, _MODES = tuple(TensorLayout.__members__), tuple(PosEncodingMode.__members__)
+
+
 def check_kv_layout(kv_layout):
-    if kv_layout not in TensorLayout.__members__:
+    if kv_layout not in _LAYOUTS:
         raise KeyError(f"Invalid kv_layout {kv_layout}; it is NHD or HND")
 
 
 def check_pos_encoding_mode(mode):
-    if mode not in PosEncodingMode.__members__:
+    if mode not in _MODES:
         raise KeyError(f"Invalid pos_encoding_mode {mode}; it is NONE, ROPE_LLAMA or ALIBI")
 
 
