@@ -210,11 +210,13 @@ static fv_status refuse(fv_error *err, const char *field, int64_t value, int64_t
 }
 
 /* Widening narrow types, three products for one, and hooks on scores or keys need registers that the scores of 64 keys leave no room for beside many
- * rows. Of bytes 16 rows take 128 keys in two stages: 3.61 TB/s of e4m3 on an H200, 3.03 with 64 in three. In the invariant mode the tile is a
+ * rows; but for scores' hooks, where an SM's shared memory keeps it to two blocks of 64 keys (soft cap 227 -> 263, ALiBi 252 -> 308 TFLOP/s on an H200;
+ * on sm_86 it spills). Of bytes 16 rows take 128 keys in two stages: 3.61 TB/s of e4m3 on an H200, 3.03 with 64 in three. In the invariant mode the tile is a
  * function of problem and device alone, so that a request has the same bits in the decode build. */
-static int largest_tile(const fv__attend_config *c, int size)
+static int largest_tile(const fv__attend_config *c, const fv__attend_device *d, int size)
 {
-    const bool hooked = c->convert_k || c->convert_v, plain = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16 && !c->scaled && !hooked;
+    const bool hooked = c->convert_k || c->convert_v, half = c->k_stored <= FV__BF16 && c->v_stored <= FV__BF16;
+    const bool plain = half && !hooked && (!c->scaled || d->shared_per_sm >= 160 << 10);
     if ((c->score == FV__F32 || c->value == FV__F32) && (size > 0 || c->invariant)) return 16;
     if (c->invariant) return hooked ? 32 : 64;
     if (size == 0 && in_bytes(c) && !hooked && c->dim_qk <= 128 && c->dim_v <= 128) return 128;
@@ -224,7 +226,7 @@ static int largest_tile(const fv__attend_config *c, int size)
 /* Tile and kinds. */
 static bool choose_shape(fv__attend_config *c, const fv__attend_device *d, int size)
 {
-    for (int tile = largest_tile(c, size); tile >= 16; tile /= 2) {
+    for (int tile = largest_tile(c, d, size); tile >= 16; tile /= 2) {
         if (tile < 32 && (c->k_stored > FV__F32 || c->v_stored > FV__F32)) break;
         c->tile = tile;
         for (int s = 2; s >= 0; s--) {

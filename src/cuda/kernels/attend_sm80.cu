@@ -70,11 +70,11 @@
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 /* Blocks of many rows, at most two to an SM, on GPUs whose compiler has the registers for it: what costs a warp its own time is kept off its path. */
 #define ROOMY (STEPS == 2 && FV_CTAS <= 2 && __CUDA_ARCH__ >= 900)
-/* P is made between the products of P V, when V's entry has come and K's slot is no longer K's. */
+/* P is made between the products of P V, when V's entry has come and K's slot is no longer K's. Hooks on scores leave no registers for that. */
 #ifdef FV_HAS_WEIGHT
 #define SOFT false
 #else
-#define SOFT (ROOMY && !K_WEIGHED && !V_WEIGHED)
+#define SOFT (ROOMY && !FV_SCALED && !K_WEIGHED && !V_WEIGHED)
 #endif
 #define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
 /* Narrow fields come too small by a power of two (tile.cuh): Q brings what f32 scores may not lack, scales and the weights of V's scales the rest. */
