@@ -28,6 +28,7 @@
 #include "ffi.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -46,21 +47,38 @@ extern void *TVMFFIEnvGetStream(int32_t device_type, int32_t device_id) __attrib
 typedef void raise_fn(const char *kind, const char *message);
 typedef void *stream_fn(int32_t device_type, int32_t device_id);
 
-/* Remembered once it is there: a search through all libraries of a large process takes longer than a launch. */
-static void *find(_Atomic(void *) *found, const char *name)
+/* A function of the host: where it is, or how many libraries had been loaded when it was in none of them. A search through all libraries of a large
+ * process takes longer than a launch, so it is made again only when there are more. */
+typedef struct sought {
+    _Atomic(void *) at;
+    atomic_ullong loads;
+} sought;
+
+static int count_loads(struct dl_phdr_info *info, size_t size, void *loads)
 {
-    void *at = atomic_load_explicit(found, memory_order_relaxed);
+    (void)size;
+    *(unsigned long long *)loads = info->dlpi_adds;
+    return 1;
+}
+
+static void *find(sought *x, const char *name)
+{
+    void *at = atomic_load_explicit(&x->at, memory_order_relaxed);
     if (at) return at;
+    unsigned long long loads = 0;
+    dl_iterate_phdr(count_loads, &loads);
+    if (loads == atomic_load_explicit(&x->loads, memory_order_relaxed)) return NULL;
     at = dlsym(RTLD_DEFAULT, name);
     void *host = at ? NULL : dlopen("libtvm_ffi.so", RTLD_NOW | RTLD_NOLOAD);
     if (host) at = dlsym(host, name);           /* stays open: the host does, too */
-    atomic_store_explicit(found, at, memory_order_relaxed);
+    atomic_store_explicit(&x->at, at, memory_order_relaxed);
+    atomic_store_explicit(&x->loads, loads, memory_order_relaxed);
     return at;
 }
 
 static raise_fn *host_raise(void)
 {
-    static _Atomic(void *) found;
+    static sought found;
     union { void *p; raise_fn *f; } u = { NULL };
     if (TVMFFIErrorSetRaisedFromCStr) return TVMFFIErrorSetRaisedFromCStr;
     u.p = find(&found, "TVMFFIErrorSetRaisedFromCStr");
@@ -69,7 +87,7 @@ static raise_fn *host_raise(void)
 
 static fv_stream current_stream(int32_t type, int32_t id)
 {
-    static _Atomic(void *) found;
+    static sought found;
     union { void *p; stream_fn *f; } u = { NULL };
     if (type == 1) return NULL;
     if (TVMFFIEnvGetStream) return TVMFFIEnvGetStream(type, id);
