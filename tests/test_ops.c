@@ -509,17 +509,19 @@ static void blocks_of_four_bits(void **state)
         }
 }
 
-/* Group g of one row: what was stored, times `by`, against what was given. */
+/* Group g of one row: what was stored, times `by`, against what was given, which saturates where the scale's f16 ends. */
 static void check_group(const block *x, const block *k, const block *p, int size, int g, double by)
 {
-    const double scale = get(p, 2 * g) * by, zero = get(p, 2 * g + 1);
+    const double scale = get(p, 2 * g) * by, zero = get(p, 2 * g + 1), reach = 491280 * by;
     double low = INFINITY, high = -INFINITY;
-    for (int i = size * g; i < size * (g + 1); i++)
-        if (isfinite(get(x, i))) low = fmin(low, get(x, i)), high = fmax(high, get(x, i));
+    for (int i = size * g; i < size * (g + 1); i++) {
+        const double finite = fmax(fmin(get(x, i), reach), -reach);
+        if (isfinite(get(x, i))) low = fmin(low, finite), high = fmax(high, finite);
+    }
     const double most = fmax(fabs(low), fabs(high)), step = fmax((high - low) / 15, most / 1024);
     for (int i = size * g; i < size * (g + 1); i++) {
         const double got = (get(k, i) - zero) * scale, given = get(x, i);
-        const double want = isnan(given) ? 0 : given;
+        const double want = isnan(given) ? 0 : fmax(fmin(given, reach), -reach);
         if (isinf(given)) assert_true(get(k, i) == (given > 0 ? 15 : 0));
         if (isinf(given) || (isnan(given) && (low > 0 || high < 0))) continue; /* the code nearest to 0 is none of the row's */
         const double bound = step * (0.5 + 0x1p-9) + most * 0x1.02p-11 + by * 0x1p-22;
@@ -544,6 +546,8 @@ static void groups_of_four_bits(void **state)
         if (round % 5 == 0) for (int i = 0; i < size; i++) set(&x, i, 0);
         if (round % 5 == 1) for (int i = 0; i < size; i++) set(&x, i, -7.3);
         if (round % 5 == 2) set(&x, 3, NAN), set(&x, 5, INFINITY), set(&x, 6, -INFINITY);
+        if (round % 5 == 3) set(&x, 3, 2e6), set(&x, 5, round % 2 ? -9.8e5 : -4.4e9);
+        if (round % 5 == 4) for (int i = 0; i < size; i++) set(&x, i, 5e9);
         for (int l = 0; l < num_levels; l++) {
             block k = one_token("int4", width), p = one_token("f16", 2 * groups);
             fv_append_desc desc = one_row(&x, &k);

@@ -234,7 +234,16 @@ static void store_blocks(const fv__view *view, int64_t at, const fv__view *scale
     store_row(view, at, n, x);
 }
 
-/* Least and largest finite one of x[0..n), 0 and 0 if there is none. */
+/* int4: what lies further out is taken for it, as f16 holds a scale of no more than 65504. */
+#define INT4_REACH (15 * 65504.0f / 2)
+
+static float within_reach(float x)
+{
+    if (!(fabsf(x) <= FLT_MAX)) return x;           /* infinities are told apart from the rest, NaN from all */
+    return x < -INT4_REACH ? -INT4_REACH : x > INT4_REACH ? INT4_REACH : x;
+}
+
+/* Least and largest finite one of x[0..n), within reach; 0 and 0 if there is none. */
 static void range_of(const float *x, int n, float *low, float *high)
 {
     *low = FLT_MAX, *high = -FLT_MAX;
@@ -244,6 +253,7 @@ static void range_of(const float *x, int n, float *low, float *high)
         if (x[i] > *high) *high = x[i];
     }
     if (*low > *high) *low = *high = 0;
+    *low = within_reach(*low), *high = within_reach(*high);
 }
 
 /* The least of f16 that is x or more; 65504 for what is larger. x >= 0 */
@@ -273,7 +283,7 @@ static void store_groups(const fv__view *view, int64_t at, const fv__view *pairs
         pair[1] = (uint16_t)f16->encode(scale > 0 ? -(double)low / (double)scale : 0);
         const float zero = (float)f16->decode(pair[1]);
         for (int k = i; k < i + group; k++)
-            x[k] = !(scale > 0) ? 0 : (x[k] == x[k] ? x[k] / scale : 0) + zero;
+            x[k] = !(scale > 0) ? 0 : (x[k] == x[k] ? within_reach(x[k]) / scale : 0) + zero;
     }
     store_row(view, at, n, x);
 }
