@@ -372,9 +372,9 @@ int batch_text_load(const char *path, batch_text *out)
 {
     batch_text_error problem = { 0 };
     size_t size;
-    char *text = cli_read_file(path, &size);
+    char *text = cli_read_file(path, 256, &size);
     if (!text)
-        return cli_misuse("%s: %s", cli_input_name(path), strerror(errno));
+        return CLI_USAGE;
     const bool good = batch_text_read(text, size, out, &problem);
     free(text);
     return good ? CLI_OK : cli_misuse("%s:%lld: %s", cli_input_name(path), (long long)problem.line,

@@ -250,24 +250,29 @@ const char *cli_input_name(const char *path)
     return is_standard(path) ? "standard input" : path;
 }
 
-char *cli_read_file(const char *path, size_t *size)
+char *cli_read_file(const char *path, size_t most, size_t *size)
 {
     FILE *file = is_standard(path) ? stdin : fopen(path, "rb");
-    if (!file)
+    if (!file) {
+        cli_misuse("%s: %s", cli_input_name(path), strerror(errno));
         return NULL;
+    }
     char *text = NULL;
     size_t n = 0, room = 0;
     do {
         room = room ? 2 * room : 1 << 16;
         text = need_more(text, room + 1, 1);
         n += fread(text + n, 1, room - n, file);
-    } while (n == room);
+    } while (n == room && n <= most << 20);
     const int problem = ferror(file) ? errno : 0;
     if (file != stdin)
         fclose(file);
-    if (problem) {
+    if (problem || n > most << 20) {
+        if (problem)
+            cli_misuse("%s: %s", cli_input_name(path), strerror(problem));
+        else
+            cli_misuse("%s: more than %zu MiB, the most that is read", cli_input_name(path), most);
         free(text);
-        errno = problem;
         return NULL;
     }
     text[n] = 0;

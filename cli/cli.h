@@ -93,8 +93,8 @@ bool cli_real(const char *text, double low, double high, double *out);
 
 /* ---- files; "-" is standard input, or standard output ---- */
 
-char *cli_read_file(const char *path, size_t *size);        /* NUL behind the end; NULL: errno says
-                                                               why */
+/* A file of at most `most` MiB, a NUL behind its end, for the caller to free. NULL: the reason has been told, as of a misuse. */
+char *cli_read_file(const char *path, size_t most, size_t *size);
 const char *cli_input_name(const char *path);               /* for messages */
 FILE *cli_create(const char *path);
 bool cli_close(FILE *file);                                 /* false: something was not written */

@@ -134,9 +134,9 @@ static int read_trace(replay *r, const replay_options *o)
 {
     trace_error problem = { 0 };
     size_t size;
-    char *text = cli_read_file(r->path, &size);
+    char *text = cli_read_file(r->path, 4096, &size);
     if (!text)
-        return cli_misuse("%s: %s", cli_input_name(r->path), strerror(errno));
+        return CLI_USAGE;
     const bool good = trace_read(text, size, o->requests ? o->requests : INT64_MAX, o->max_length,
                                  &r->trace, &problem);
     free(text);

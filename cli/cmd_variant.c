@@ -78,9 +78,9 @@ static int read_subject(subject *s, const variant_options *o, const char *path)
     size_t size;
     s->path = cli_input_name(path);
     s->seconds = o->seconds;
-    s->text = cli_read_file(path, &size);
+    s->text = cli_read_file(path, 16, &size);
     if (!s->text)
-        return cli_misuse("%s: %s", s->path, strerror(errno));
+        return CLI_USAGE;
     if (strlen(s->text) != size)
         return cli_misuse("%s holds a zero byte; it is no text", s->path);
     if (!o->name)

@@ -36,6 +36,7 @@ expect 0 "foveal $(sed -n 's/.*project(foveal VERSION \([0-9.]*\).*/\1/p' CMakeL
 expect 0 "replay" help
 expect 0 "--token-budget" help replay
 expect 0 "--svg" plan --help
+expect 2 "/dev/zero: more than 16 MiB" variant /dev/zero
 expect 2 'no command "nosuch"' nosuch
 expect 2 "--nosuch: no such option" replay --nosuch
 expect 2 "--layers: needs a value" replay --layers
