@@ -217,7 +217,8 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void sum_rows(args p)
         if (key >= S.sum.seen_end || key + FV_T <= S.sum.seen_begin) continue;
         float s[MT][ST][4];
         scores<MT, WR, ST>(memory, s, SLOT_AT(tile), me.row, me.key);
-        see<MT, WR, ST>(p, s, is_clear(W.tiles, tile), SLOT_AT(tile), tile, me);
+        /* keys stay while W goes from rows to rows, so what W says of bad pages is of other keys */
+        see<MT, WR, ST>(p, s, is_clear(W.tiles, tile) && !has_bad(tile), SLOT_AT(tile), tile, me);
         add_weights<MT, WR, ST>(p, s, lse, factor, tile, me);
     }
 }

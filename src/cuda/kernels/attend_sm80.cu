@@ -1868,6 +1868,15 @@ FV_DEVICE float score_factor(args p)
     return FV_SCALED ? LOG2E : fmaxf(p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT) * LOG2E, 1.1754944e-38f);
 }
 
+/* Some of the tile's keys are in bad pages. */
+FV_DEVICE bool has_bad(int tile)
+{
+    int bad = 0;
+#pragma unroll
+    for (int i = 0; i < TILE_WORDS; i++) bad |= S.bad[tile & (PLACES - 1)][i];
+    return bad != 0;
+}
+
 /* A thread's scores of a tile, masked, as softmax wants them. True: the tile's rows of V that nobody sees must be cleared. */
 template <int MT, int WR, int ST>
 FV_DEVICE bool see(args p, float (&s)[MT][ST][4], bool clear, uint32_t k_slot, int tile, const part &at)
@@ -1876,10 +1885,7 @@ FV_DEVICE bool see(args p, float (&s)[MT][ST][4], bool clear, uint32_t k_slot, i
     refine<MT, WR, ST>(p, s, k_slot, tile, at);
 #endif
     if (!clear) {
-        int bad = 0;
-#pragma unroll
-        for (int i = 0; i < TILE_WORDS; i++) bad |= S.bad[tile & (PLACES - 1)][i];
-        if (W.bounded && !bad) mask_bounds<MT, WR, ST>(s, tile, at);
+        if (W.bounded && !has_bad(tile)) mask_bounds<MT, WR, ST>(s, tile, at);
         else mask_hooks<MT, WR, ST>(p, s, tile, at, !W.exact);
     }
 #ifdef FV_HAS_WEIGHT
