@@ -788,9 +788,9 @@ def test_refusals(lib, rng):
         wrapper.run(q[:1], cache)
     with pytest.raises(ValueError, match="identical strides"):
         wrapper.run(q, (cache[:, 0], lib.array(np.zeros((4, 8, 2, 64)), "float16")))
-    with pytest.raises(ValueError, match="out has the shape"):
+    with pytest.raises(ValueError, match="Invalid shape of out"):
         wrapper.run(q, cache, out=q[:1])
-    with pytest.raises(ValueError, match="out has the dtype"):
+    with pytest.raises(ValueError, match="Invalid dtype of out"):
         wrapper.run(q, cache, out=lib.array(np.zeros((2, 4, 64))))
     with pytest.raises(ValueError, match="window_left"):
         wrapper.run(q, cache, window_left=3)

@@ -692,7 +692,7 @@ def test_wrong_places(gpu, rng):
         w.run(q.cpu(), cache)
     with pytest.raises(ValueError, match="k lies on the CPU; the context is on a GPU"):
         w.run(q, cache.cpu())
-    with pytest.raises(ValueError, match="out lies on cpu; expected cuda:0"):
+    with pytest.raises(ValueError, match="Invalid device of out: expected cuda:0, got cpu"):
         w.run(q, cache, out=out.cpu())
     on_cpu = fi.BatchDecodeWithPagedKVCacheWrapper(torch.zeros(64, dtype=torch.uint8))
     on_cpu.plan(*[x.cpu() for x in b.table(pages)], HEADS, KV, DIM, PAGE, q_data_type=b.type)

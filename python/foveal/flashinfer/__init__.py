@@ -20,7 +20,7 @@ except ImportError as e:
 from . import coverage, jit, testing
 from ._core import errors
 from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper, BatchDecodeWithAttentionSinkWrapper
 from .cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -78,26 +78,36 @@ from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWra
 from .stateless import (
     cudnn_batch_decode_with_kv_cache,
     cudnn_batch_prefill_with_kv_cache,
+    fmha_varlen,
     trtllm_batch_context_with_kv_cache,
     trtllm_batch_decode_with_kv_cache,
     trtllm_batch_decode_with_kv_cache_mla,
+    trtllm_fmha_v2_prefill,
     trtllm_ragged_attention_deepseek,
+    xqa,
     xqa_batch_decode_with_kv_cache,
+    xqa_batch_decode_with_kv_cache_mla,
 )
 from .utils import next_positive_power_of_2
 
-__version__ = "0.6.18"      # of the surface that this follows
+__version__ = __git_version__ = "0.6.18"        # of the surface that this follows
 
 # where upstream has what lies in .stateless, and the modules whose kernels a script may ask to build ahead
 _ALSO = {
-    "decode": ("cudnn_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache"),
-    "prefill": ("cudnn_batch_prefill_with_kv_cache", "trtllm_batch_context_with_kv_cache", "trtllm_ragged_attention_deepseek"),
-    "mla": ("trtllm_batch_decode_with_kv_cache_mla",),
+    "decode": ("cudnn_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache",
+               "xqa_batch_decode_with_kv_cache_mla"),
+    "prefill": ("cudnn_batch_prefill_with_kv_cache", "fmha_varlen", "trtllm_batch_context_with_kv_cache", "trtllm_fmha_v2_prefill", "trtllm_ragged_attention_deepseek"),
+    "mla": ("trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache_mla"),
     "cudnn": ("cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"),
+    "xqa": ("xqa",),
+    "version": ("__version__", "__git_version__"),
 }
 _BUILT = {"activation": "gen_act_and_mul_module", "cascade": "gen_cascade_module", "norm": "gen_norm_module", "page": "gen_page_module",
           "quantization": "gen_quantization_module", "rope": "gen_rope_module", "sampling": "gen_sampling_module"}
 _MODULES = ("activation", "attention", "cascade", "decode", "jit", "mla", "norm", "page", "pod", "prefill", "quantization", "rope", "sampling", "sparse", "testing", "utils")
+# upstream's modules within modules that are one here
+_PARTS = {"attention": ("_core",), "cudnn": ("decode", "prefill"), "jit.attention": ("modules",), "mla": ("_core",), "quantization": ("packbits",),
+          "jit": ("activation", "cascade", "core", "mla", "norm", "page", "quantization", "rope", "sampling", "xqa")}
 
 
 def _module(where):
@@ -113,10 +123,15 @@ def _add_names():
     """Names where callers import them from."""
     here = _sys.modules[__name__]
     for where, names in _ALSO.items():
-        for name in names:
-            setattr(_module(where), name, getattr(here, name))
+        found = {name: globals()[name] for name in names}
+        vars(_module(where)).update(found)
     for where, name in _BUILT.items():
         setattr(_module(where), name, jit.generator(f"{__name__}.{where}", name))
+    for where, parts in _PARTS.items():
+        for part in parts:
+            _sys.modules[f"{__name__}.{where}.{part}"] = _sys.modules[f"{__name__}.{where}"]
+    jit.attention.modules = jit.attention
+    here.xqa = here.xqa.xqa                 # flashinfer.xqa is the function, as upstream
     _add_refusers()
 
 
@@ -127,7 +142,7 @@ def _add_refusers():
         module = _module(where)
         if not hasattr(module, name):
             setattr(module, name, coverage.refuser(name))
-        if not hasattr(here, name) or name == where:            # flashinfer.xqa is the function, as upstream
+        if not hasattr(here, name):
             setattr(here, name, getattr(module, name))
 
 

@@ -197,7 +197,7 @@ def size_of(x):
 
 def number_or_vector(x):
     """A float, an array with more than one entry (a scale per head), or what lies on a GPU as it is: reading it would wait, and break a capture."""
-    if x is None or isinstance(x, (float, int)) or device_of(x) != "cpu":
+    if x is None or isinstance(x, (float, int)) or not hasattr(x, "shape") or device_of(x) != "cpu":
         return x
     return x if size_of(x) > 1 else as_float(x)
 

@@ -237,12 +237,27 @@ def slopes_for(num_heads, like):
     return slopes
 
 
+class PerToken:
+    """A float32 scale for each token and head of K or V: [pages, page, heads] or [tokens, heads]."""
+
+    def __init__(self, scales):
+        self.scales = scales
+
+    def __mul__(self, number):
+        """Times a number, where one is given."""
+        return self if number is None or _plain(number) else PerToken(self.scales * number)
+
+    __rmul__ = __mul__
+
+
 def _scale_kind(scale, narrow):
     """Granularity and value of a scale of K or V. 8-bit caches always have one, so that a run with a scale does not change the plan."""
     if scale is None:
         return ("tensor", 1.0) if narrow else (None, None)
     if isinstance(scale, (float, int)):
         return ("tensor", float(scale)) if narrow or scale != 1 else (None, None)
+    if isinstance(scale, PerToken):
+        return "token_head", scale.scales
     return "tensor" if arrays.size_of(scale) == 1 else "head", scale
 
 
@@ -359,13 +374,17 @@ def _run_traced(attention, q, k, v, out, lse, given, q_tail=None, k_tail=None):
 
 def _settle(old, new):
     """Keeps what earlier runs brought: a run without a scale has the scale 1 in a plan that takes one."""
-    rank = {None: 0, "tensor": 1, "head": 2}
+    rank = {None: 0, "tensor": 1, "head": 2, "token_head": 3}
+    if "token_head" in new[:2] or "token_head" in old[:2]:
+        return new
     k = max((old.k_scale, new.k_scale), key=rank.get)
     v = max((old.v_scale, new.v_scale), key=rank.get)
     return Extras(k, v, new.sinks)
 
 
 def _scale_argument(kind, value, heads, like):
+    if kind == "token_head":
+        return value
     if isinstance(value, (float, int)):
         if kind == "tensor":
             return value

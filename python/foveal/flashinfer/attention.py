@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The unified wrapper, and paged attention with sinks."""
 
+import functools
+
 import numpy as np
 
 from . import _arrays as arrays
 from . import _core as core
+from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, _offsets, _PagedWrapper
 from .utils import check_sizes
 
@@ -65,13 +68,35 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf,
                          custom_mask_buf, mask_indptr_buf, backend)
 
-    def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
-            enable_pdl=None, window_left=None, sinks=None):
-        """One layer: sink [heads] float32, in score units."""
-        if sm_scale is not None and not core.same_scale(float(sm_scale), self._planned().scale):
-            self._respec(sm_scale=float(sm_scale))
-        return super().run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
-                           window_left=window_left, sinks=sink if sink is not None else sinks)
+    def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, sinks=None, **options):
+        """One layer: sink [heads] float32, in score units. Options are the prefill wrapper's."""
+        self._rescale(sm_scale)
+        return super().run(q, paged_kv_cache, sinks=sinks if sink is None else sink, **options)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
 
 
-__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
+class BatchDecodeWithAttentionSinkWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """Decode with a learned score per head in the denominator."""
+
+    def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto", q_data_type="bfloat16", kv_data_type="bfloat16", head_dim_qk=128, head_dim_vo=128,
+                 window_left=-1, **options):
+        super().__init__(float_workspace_buffer, kv_layout, use_tensor_cores=True, backend=backend, **options)
+
+    def plan(self, *args, **options):
+        """As the decode wrapper's, without an encoding of positions."""
+        super().plan(*args, **options)
+        if self._told["pos_encoding_mode"] != "NONE":
+            raise NotImplementedError("Attention-sink decode applies no position encoding; pos_encoding_mode must be 'NONE'.")
+
+    begin_forward = plan
+
+    def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, sinks=None, **options):
+        """One layer: sink [heads] float32, in score units. Options are the decode wrapper's."""
+        self._rescale(sm_scale)
+        return super().run(q, paged_kv_cache, sinks=sinks if sink is None else sink, **options)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper", "BatchDecodeWithAttentionSinkWrapper"]

@@ -7,15 +7,16 @@ COVERED = [
     ("single_decode_with_kv_cache", ""),
     ("single_prefill_with_kv_cache", "8-bit queries are read as o_dtype; NVFP4 with kv_cache_sf"),
     ("single_prefill_with_kv_cache_return_lse", ""),
-    ("BatchDecodeWithPagedKVCacheWrapper", _ALL + "; no jit_args, no window_right"),
+    ("BatchDecodeWithPagedKVCacheWrapper", _ALL + "; jit_args: AttentionSink only; no window_right"),
     ("CUDAGraphBatchDecodeWithPagedKVCacheWrapper", ""),
     ("fast_decode_plan", ""),
     ("BatchPrefillWithPagedKVCacheWrapper", _ALL + "; sinks= is obeyed; jit_args: AttentionSink only; skip_softmax, fp16 softmax and spcompress options change nothing"),
     ("BatchPrefillWithRaggedKVCacheWrapper", _ALL + "; q_scale, k_scale, v_scale and multi-item scoring are obeyed; jit_args: AttentionSink only; no o_scale"),
     ("BatchAttention", "any number of KV heads; returns (out, lse)"),
     ("BatchAttentionWithAttentionSinkWrapper", ""),
-    ("PODWithPagedKVCacheWrapper", "no mask of the decode part"),
-    ("BatchPODWithPagedKVCacheWrapper", "no mask of the decode part"),
+    ("BatchDecodeWithAttentionSinkWrapper", ""),
+    ("PODWithPagedKVCacheWrapper", "masks of either part are planned with in each run"),
+    ("BatchPODWithPagedKVCacheWrapper", ""),
     ("BatchMLAPagedAttentionWrapper", "ckv and kpe caches stay two tensors; no ckv_scale_arr, no o_scale"),
     ("MultiLevelCascadeAttentionWrapper", "one plan over all levels where masks allow"),
     ("BatchDecodeWithSharedPrefixPagedKVCacheWrapper", ""),
@@ -61,22 +62,24 @@ COVERED = [
     ("top_p_renorm_probs", "also as top_p_renorm_prob"),
     ("top_k_mask_logits", ""),
     ("chain_speculative_sampling", ""),
-    ("trtllm_batch_decode_with_kv_cache", "no mask, kv_cache_sf, lse, 8-bit outputs"),
-    ("trtllm_batch_context_with_kv_cache", "no 8-bit outputs"),
-    ("trtllm_batch_decode_with_kv_cache_mla", "dense; no lse"),
+    ("trtllm_batch_decode_with_kv_cache", "a mask is read on the host; no kv_cache_sf, no 8-bit outputs"),
+    ("trtllm_batch_context_with_kv_cache", "no kv_cache_sf, no 8-bit outputs"),
+    ("trtllm_batch_decode_with_kv_cache_mla", "dense"),
     ("trtllm_ragged_attention_deepseek", "log-sum-exp in base 2"),
-    ("xqa_batch_decode_with_kv_cache", "no mask, kv_cache_sf"),
+    ("trtllm_fmha_v2_prefill", "no ALiBi, chunks or statistics"),
+    ("fmha_varlen", "returns (out, lse)"),
+    ("xqa", "a mask is read on the host; no k_sf_cache, no 8-bit outputs"),
+    ("xqa_batch_decode_with_kv_cache", "a mask is read on the host; no kv_cache_sf"),
+    ("xqa_batch_decode_with_kv_cache_mla", ""),
     ("cudnn_batch_decode_with_kv_cache", "over pages"),
-    ("cudnn_batch_prefill_with_kv_cache", "rows packed; no lse"),
+    ("cudnn_batch_prefill_with_kv_cache", "rows packed; returns (out, lse)"),
     ("next_positive_power_of_2", ""),
 ]
 
 # name -> (module, why)
 UNCOVERED = {
     "BatchDecodeMlaWithPagedKVCacheWrapper": ("decode", "superseded by BatchMLAPagedAttentionWrapper"),
-    "trtllm_fmha_v2_prefill": ("prefill", "another library's kernels: BatchPrefillWithPagedKVCacheWrapper"),
-    "fmha_varlen": ("prefill", "another library's kernels: BatchPrefillWithRaggedKVCacheWrapper"),
-    "xqa": ("xqa", "another library's kernels: BatchDecodeWithPagedKVCacheWrapper"),
+    "BatchPrefillWithCausalBidirectionalRangesWrapper": ("attention", "BatchPrefillWithPagedKVCacheWrapper with a custom mask"),
     "xqa_mla": ("xqa", "another library's kernels: BatchMLAPagedAttentionWrapper"),
     "nvfp4_quantize_append_paged_kv_cache": ("page", "foveal.append writes fp4_e2m1"),
     "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping": ("page", "foveal.append writes fp4_e2m1"),
@@ -92,7 +95,6 @@ UNCOVERED = {
     "mm_fp8": ("gemm", "not attention"),
     "fp4_quantize": ("fp4_quantization", "not attention"),
     "cutlass_fused_moe": ("fused_moe", "not attention"),
-    "xqa_batch_decode_with_kv_cache_mla": ("mla", "another library's kernels: BatchMLAPagedAttentionWrapper"),
     "LogitsPipe": ("logits_processor", "the samplers by themselves: softmax, top_k_top_p_sampling_from_logits"),
     "rmsnorm_quant": ("norm", "outputs are not quantised"),
     "fused_add_rmsnorm_quant": ("norm", "outputs are not quantised"),
@@ -109,8 +111,11 @@ def refuser(name):
     def refuse(*args, **kwargs):
         raise NotImplementedError(f"flashinfer.{where}.{name} is not covered by foveal.flashinfer: {why}")
 
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = f"Not covered: {why}."
+    words = {"__name__": name, "__qualname__": name, "__doc__": f"Not covered: {why}."}
+    if name[0].isupper():           # a class, whose methods callers may name before they have one
+        return type(name, (), {"__init__": refuse, **{method: refuse for method in ("plan", "run", "forward", "begin_forward")}, "__doc__": words["__doc__"]})
+    for word, x in words.items():
+        setattr(refuse, word, x)
     return refuse
 
 

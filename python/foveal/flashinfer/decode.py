@@ -8,7 +8,7 @@ import numpy as np
 from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
-from .prefill import _CachedModule, _check_axes, _offsets, _PagedWrapper, _single
+from .prefill import _CachedModule, _check_axes, _check_token_head, _jit_sink, _offsets, _PagedWrapper, _single
 from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
 
 
@@ -49,10 +49,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
     must be given and the batch size is theirs."""
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False, paged_kv_indptr_buffer=None,
-                 paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, backend="auto", jit_args=None):
+                 paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, backend="auto", jit_args=None, jit_kwargs=None):
         super().__init__(float_workspace_buffer, kv_layout, backend)
-        if jit_args is not None:
-            raise NotImplementedError("jit_args: CUDA C++ variants are not taken; see foveal.Variant")
+        self._jit_sink = _jit_sink(jit_args)
         self._use_cuda_graph = use_cuda_graph
         self._use_tensor_cores = use_tensor_cores
         self._paged_kv_indptr_buf, self._paged_kv_indices_buf = paged_kv_indptr_buffer, paged_kv_indices_buffer
@@ -64,7 +63,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             for name, x in (("paged_kv_indptr_buffer", paged_kv_indptr_buffer), ("paged_kv_indices_buffer", paged_kv_indices_buffer),
                             ("paged_kv_last_page_len_buffer", paged_kv_last_page_len_buffer)):
                 if x is None:
-                    raise ValueError(f"{name} should be a tensor in CUDA graph mode")
+                    raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
             self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
             if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
                 raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
@@ -73,21 +72,31 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
     def use_tensor_cores(self):
         return self._use_tensor_cores
 
+    @property
+    def resolved_backend(self):
+        """The name of a backend, as upstream has them."""
+        return "fa2" if self._backend == "auto" else self._backend
+
     def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE", window_left=-1,
              logits_soft_cap=None, q_data_type="float16", kv_data_type=None, o_data_type=None, data_type=None, sm_scale=None, rope_scale=None,
              rope_theta=None, non_blocking=True, block_tables=None, seq_lens=None, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
-             window_right=0):
-        """Plans a step: indptr [batch + 1], indices and last_page_len [batch] are the page table. q_len_per_req rows a request, the last of its keys, causal."""
+             window_right=0, is_causal=None, use_token_head_sf=False):
+        """Plans a step: indptr [batch + 1], indices and last_page_len [batch] are the page table. q_len_per_req rows a request, the last of its keys, causal.
+        use_token_head_sf as for the prefill wrapper."""
+        if is_causal is not None and bool(is_causal) != (q_len_per_req > 1):
+            raise NotImplementedError("is_causal: the mask follows from q_len_per_req")
         self._check_q_len(q_len_per_req)
         self._plan(indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left, logits_soft_cap, q_data_type,
                    kv_data_type, o_data_type, data_type, sm_scale, rope_scale, rope_theta, fixed_split_size, disable_split_kv, q_len_per_req, window_right,
                    None, self._use_cuda_graph)
+        if use_token_head_sf or self._use_token_head_sf:
+            _check_token_head(self, use_token_head_sf)
 
     begin_forward = plan
 
     def _check_q_len(self, q_len):
         if q_len < 1:
-            raise ValueError(f"q_len_per_req is {q_len}; at least 1")
+            raise ValueError(f"q_len_per_req must be >= 1, got {q_len}")
         if self._use_cuda_graph and self._q_len is not None and q_len != self._q_len:
             raise ValueError(f"q_len_per_req {q_len}: it is frozen at {self._q_len} in CUDA graph mode")
         if q_len == 1:
@@ -119,9 +128,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         if copy:
             self._copy_tables(indptr, indices, last_page_len)
         if self._use_cuda_graph:
-            if n != self._fixed_batch_size:
-                raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
-                                 f"{self._fixed_batch_size} set during initialization")
+            self._check_batch_size(n)
             indices = self._paged_kv_indices_buf
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
@@ -175,6 +182,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
             if arrays.strides_of(k) != arrays.strides_of(v) and k.shape == v.shape:
                 raise ValueError("k and v must have identical strides with use_tensor_cores=False")
+        if self._jit_sink and args:
+            sinks, args = self._take_sink(args), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
         return self._run_paged(q, paged_kv_cache, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,

@@ -3,6 +3,7 @@
 
 import collections
 import functools
+import math
 import threading
 
 import numpy as np
@@ -11,7 +12,7 @@ from .. import Batch, InvalidError, NotReadyError
 from . import _arrays as arrays
 from . import _core as core
 from .quantization import packbits, segment_packbits
-from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
+from .utils import check_kv_layout, check_lse_base, check_lse_layout, check_pos_encoding_mode, check_shape_dtype_device, check_sizes, unpack_paged_kv_cache
 
 # ---- single requests ----
 
@@ -75,6 +76,47 @@ def _fp4_scales(kv_cache_sf, layout):
     return arrays.retype(k, "fp8_e4m3"), arrays.retype(v, "fp8_e4m3")
 
 
+def _heads_last(x, layout):
+    """Scales of a token and head, [.., tokens, heads], whatever the layout."""
+    return x if layout == "NHD" else arrays.permute(x, tuple(range(len(x.shape) - 2)) + (len(x.shape) - 1, len(x.shape) - 2))
+
+
+def _token_head_scales(kv_cache_sf, layout):
+    """The scales of an 8-bit cache that has one for each token and head: float32 with the axes of K (V) but the last, as core.PerToken."""
+    if not isinstance(kv_cache_sf, (tuple, list)) or len(kv_cache_sf) != 2:
+        raise ValueError("use_token_head_sf requires kv_cache_sf to be a (k_sf, v_sf) tuple of float32 tensors")
+    for name, x in zip(("k_sf", "v_sf"), kv_cache_sf):
+        if x is None:
+            raise ValueError("use_token_head_sf requires both k_sf and v_sf in kv_cache_sf")
+        if arrays.dtype_of(x) != "f32":
+            raise ValueError(f"{name} must be float32, got {x.dtype}")
+    return tuple(core.PerToken(_heads_last(x, layout)) for x in kv_cache_sf)
+
+
+def _check_token_head(wrapper, wanted):
+    if wanted and not wrapper._kv_dtype.startswith("fp8"):
+        raise ValueError(f"use_token_head_sf requires an fp8 (e4m3/e5m2) KV cache, got {wrapper._kv_dtype}")
+    if wanted and wrapper._q_dtype not in ("f16", "bf16", "f32"):
+        raise ValueError(f"use_token_head_sf requires an fp16/bf16 query, got {wrapper._q_dtype}")
+    wrapper._use_token_head_sf = wanted
+
+
+def _finished_lse(made, lse, lse_base, lse_layout):
+    """(out, lse) with the lse in the base and layout asked for. lse: where to, in the layout "HN"."""
+    out, found = made
+    if lse_base == "ln":
+        found.__imul__(math.log(2))
+    if lse_layout == "HN":
+        turned = arrays.permute(found, (1, 0))
+        if lse is None:
+            found = turned.contiguous() if arrays.torch_of(found) is not None else np.ascontiguousarray(turned)
+        else:
+            check_shape_dtype_device(lse, tuple(turned.shape), "f32", arrays.device_of(found), "lse")
+            lse[:] = turned
+            found = lse
+    return out, found
+
+
 def _check_axes(**three):
     for name, x in three.items():
         if len(x.shape) != 3:
@@ -97,7 +139,9 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
             rope_scale, rope_theta, arrays.dtype_name(o_dtype) or arrays.dtype_of(q))
         return made if return_lse else made[0]
     args = None
-    fp4 = kv_cache_sf is not None
+    fp4 = kv_cache_sf is not None and arrays.dtype_of(k) in ("u8", "fp4_e2m1")
+    if kv_cache_sf is not None and not fp4:
+        scale_k, scale_v = (core.PerToken(_heads_last(x, kv_layout)) for x in kv_cache_sf)
     if fp4:
         k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
     if kv_layout == "HND":
@@ -192,8 +236,10 @@ def _item_ranges(prefix_len, token_pos, stride, lengths):
 # ---- the wrappers ----
 
 
-def _jit_sink(jit_args):
+def _jit_sink(jit_args, variant_owns_mask=False):
     """Whether jit_args ask for attention with sinks, the one module that is known by its name: run() then takes (sink, sm_scale) by position."""
+    if variant_owns_mask:
+        raise NotImplementedError("variant_owns_mask: CUDA C++ variants are not taken; see foveal.Variant")
     if jit_args is None:
         return False
     name = jit_args[11] if len(jit_args) > 11 else None
@@ -240,6 +286,7 @@ class _Wrapper:
         self._cached_module = None
         self._pool = core.Pool()
         self._lse_offset = None
+        self._use_token_head_sf = False
         self._choice = None         # what the last plan() was told, where the next one is likely to be told the same
 
     @property
@@ -291,9 +338,13 @@ class _Wrapper:
     def _take_sink(self, args):
         """The arguments by position of a module with sinks: (sink, sm_scale)."""
         sink, sm_scale = (tuple(args) + (None, None))[:2]
-        if sm_scale is not None and not core.same_scale(float(sm_scale), self._attention.spec.scale):
-            self._respec(sm_scale=float(sm_scale))
+        self._rescale(sm_scale)
         return sink
+
+    def _rescale(self, sm_scale):
+        """A run that says another scale than the plan."""
+        if sm_scale is not None and not core.same_scale(float(sm_scale), self._planned().scale):
+            self._respec(sm_scale=float(sm_scale))
 
     def _keep_lse_offset(self, offset):
         """Where runs read it. It lies still while it has room, for graphs that have captured a run."""
@@ -334,14 +385,19 @@ class _Wrapper:
 class _PagedWrapper(_Wrapper):
     """A batch over pages: what the prefill and the decode wrapper share."""
 
+    _TOO_MANY_PAGES = "The size of indices should be less than or equal to the allocated buffer"
+
+    def _check_batch_size(self, n):
+        if n != self._fixed_batch_size:
+            raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n}  mismatches the batch size set during initialization "
+                             f"{self._fixed_batch_size}")
+
     def _copy_tables(self, indptr, indices, last_page_len, qo_indptr=None):
         """In graph mode: into the buffers whose addresses were captured."""
         n = len(indptr) - 1
-        if n != self._fixed_batch_size:
-            raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
-                             f"{self._fixed_batch_size} set during initialization")
+        self._check_batch_size(n)
         if len(indices) > len(self._paged_kv_indices_buf):
-            raise ValueError("The size of indices should be less than or equal to the allocated buffer")
+            raise ValueError(self._TOO_MANY_PAGES)
         self._paged_kv_indptr_buf[:] = arrays.to_device(indptr, self._paged_kv_indptr_buf)
         self._paged_kv_last_page_len_buf[:] = arrays.to_device(last_page_len, self._paged_kv_last_page_len_buf)
         if indices is not self._paged_kv_indices_buf:
@@ -358,6 +414,10 @@ class _PagedWrapper(_Wrapper):
             return (None, indices)
         return arrays.to_numpy(indices) if self._device == "cpu" else (None, arrays.to_device(indices, self._float_workspace_buffer))
 
+    def _max_rows(self):
+        """Rows that a plan in graph mode must have room for, beside its own."""
+        return getattr(self, "_max_total_num_rows", None) or 0
+
     def _update(self, spec, rows, indptr, lengths, indices, page_size, mode, args=None, pages=None, last=None):
         """rows None: one row a request. pages: of the cache, where it is known. last: what the last pages hold, where lengths is None."""
         n, used = len(indptr) - 1, int(indptr[-1])
@@ -370,7 +430,7 @@ class _PagedWrapper(_Wrapper):
         self._again_last = last
         if self._use_cuda_graph and self._attention.frozen is None:
             room = len(self._paged_kv_indices_buf)
-            self._attention.frozen = core.Need(self._fixed_batch_size, max(total, 1), max(room * page_size, 1), max(room, 1))
+            self._attention.frozen = core.Need(self._fixed_batch_size, max(total, self._max_rows(), 1), max(room * page_size, 1), max(room, 1))
         try:
             self._attention.update(spec, batch, core.Need(n, total, used * page_size, used), mode, core.stream_of(self._float_workspace_buffer))
         except InvalidError as e:
@@ -382,9 +442,12 @@ class _PagedWrapper(_Wrapper):
     def _run_paged(self, q, paged_kv_cache, *, kv_cache_sf=None, **options):
         k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
         args = None
-        if self._kv_dtype == "fp4_e2m1":
+        if self._use_token_head_sf:
+            k_sf, v_sf = _token_head_scales(kv_cache_sf, self._kv_layout)
+            options["k_scale"], options["v_scale"] = k_sf * options.get("k_scale"), v_sf * options.get("v_scale")
+        elif self._kv_dtype == "fp4_e2m1":
             if kv_cache_sf is None:
-                raise ValueError("an NVFP4 cache needs kv_cache_sf")
+                raise ValueError("kv_cache_sf must be provided for NVFP4 KV cache.")
             k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
             k_sf, v_sf = _fp4_scales(kv_cache_sf, self._kv_layout)
             args = {"k_block_scale": k_sf, "v_block_scale": v_sf}
@@ -400,22 +463,35 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
     """Prefill and append attention for a batch of requests over pages.
 
     plan() once a step, run() once a layer. float_workspace_buffer says which device is meant; its memory is not used. In CUDA-graph mode the index buffers
-    must be given, and later plans may not have more rows than the first."""
+    must be given, and later plans may not have more rows than max_total_num_rows, or the first."""
+
+    _TOO_MANY_PAGES = "The length of paged_kv_indices exceeds the allocated buffer size."
+
+    def _check_batch_size(self, n):
+        if n != self._fixed_batch_size:
+            raise ValueError(f"The batch size should be fixed during the lifecycle of the wrapper in cuda graph mode, the runtime batch size {n} mismatches the "
+                             f"batch size {self._fixed_batch_size}  set during initialization.")
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None, paged_kv_indices_buf=None,
-                 paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
+                 paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None,
+                 variant_owns_mask=False, max_total_num_rows=None):
         super().__init__(float_workspace_buffer, kv_layout, backend)
-        self._jit_sink = _jit_sink(jit_args)
+        self._jit_sink = _jit_sink(jit_args, variant_owns_mask)
         self._use_cuda_graph = use_cuda_graph
         self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr_buf, paged_kv_indptr_buf
         self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = paged_kv_indices_buf, paged_kv_last_page_len_buf
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
-        self._max_total_num_rows = None
+        self._max_total_num_rows = max_total_num_rows
         self._causal = False
+        if max_total_num_rows is not None:
+            if not use_cuda_graph:
+                raise ValueError("max_total_num_rows requires use_cuda_graph=True")
+            if not isinstance(max_total_num_rows, int) or max_total_num_rows < 0:
+                raise ValueError("max_total_num_rows must be a nonnegative integer")
         if use_cuda_graph:
             for name in ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf"):
                 if getattr(self, "_" + name) is None:
-                    raise ValueError(f"{name} should be a tensor in CUDA graph mode")
+                    raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
             self._fixed_batch_size = len(qo_indptr_buf) - 1
             if len(paged_kv_indptr_buf) != self._fixed_batch_size + 1:
                 raise ValueError("The length of paged_kv_indptr_buf should be batch_size + 1.")
@@ -426,14 +502,18 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
              head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None,
              window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None, o_data_type=None,
              non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, seq_lens=None,
-             seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False):
+             seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
+             uniform_q_len=None, use_token_head_sf=False):
         """Plans a step. qo_indptr [batch + 1]: row offsets; paged_kv_indptr [batch + 1], paged_kv_indices, paged_kv_last_page_len [batch]: the page table.
-        custom_mask: bool, per request [rows, keys] one after another; packed_custom_mask: its bits, low first, each request from a byte border."""
+        custom_mask: bool, per request [rows, keys] one after another; packed_custom_mask: its bits, low first, each request from a byte border.
+        use_token_head_sf: runs bring kv_cache_sf, a float32 scale for each token and head of an fp8 cache."""
         masked = custom_mask is not None or packed_custom_mask is not None
         items = prefix_len_ptr is not None and not masked
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         spec, mode = self._decide((num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, masked, items, pos_encoding_mode, sm_scale, window_left,
                                    logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
+        if use_token_head_sf or self._use_token_head_sf:
+            _check_token_head(self, use_token_head_sf)
         rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(paged_kv_indptr, "paged_kv_indptr")
         last, lengths = arrays.host_ints(paged_kv_last_page_len, "paged_kv_last_page_len"), None
         if len(rows) != len(indptr):
@@ -493,10 +573,17 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         self._custom_mask_buf[:n] = arrays.to_device(bits, self._custom_mask_buf)
         return self._custom_mask_buf[:n]
 
-    def run(self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, enable_pdl=None, window_left=None,
-            sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None):
+    def run(self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, lse_base="log2", lse_layout="NH",
+            enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None):
         """One layer: q [rows, heads, dim_qk]; the cache [pages, 2, page, kv_heads, dim] (NHD), [pages, 2, kv_heads, page, dim] (HND) or a pair of 4-D tensors.
-        Returns out [rows, heads, dim_v], and lse [rows, heads] in base 2 with return_lse. With 8-bit queries the positional arguments are scale_q, scale_k, scale_v."""
+        Returns out [rows, heads, dim_v], and lse [rows, heads] in base 2 with return_lse; [heads, rows] with lse_layout "HN", natural with lse_base "ln". With 8-bit
+        queries the positional arguments are scale_q, scale_k, scale_v."""
+        if lse_base != "log2" or lse_layout != "NH":
+            check_lse_base(lse_base)
+            check_lse_layout(lse_layout)
+            made = self.run(q, paged_kv_cache, *args, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse if lse_layout == "NH" else None,
+                            return_lse=return_lse, window_left=window_left, sinks=sinks, kv_cache_sf=kv_cache_sf)
+            return _finished_lse(made, lse, lse_base, lse_layout) if return_lse else made
         self._planned()
         if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
@@ -532,20 +619,21 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
     """Prefill attention for a batch whose keys and values lie packed, one request after another."""
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None, custom_mask_buf=None,
-                 mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None):
+                 mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None, variant_owns_mask=False):
         super().__init__(float_workspace_buffer, kv_layout, backend)
-        self._jit_sink = _jit_sink(jit_args)
+        self._jit_sink = _jit_sink(jit_args, variant_owns_mask)
         self._use_cuda_graph = use_cuda_graph
         self._qo_indptr_buf, self._kv_indptr_buf = qo_indptr_buf, kv_indptr_buf
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
         self._max_total_num_rows = None
         self._causal = False
         if use_cuda_graph:
-            if qo_indptr_buf is None or kv_indptr_buf is None:
-                raise ValueError("qo_indptr_buf and kv_indptr_buf should be tensors in CUDA graph mode")
+            for name, x in (("qo_indptr_buf", qo_indptr_buf), ("kv_indptr_buf", kv_indptr_buf)):
+                if x is None:
+                    raise ValueError(f"{name} should be a torch.Tensor in cuda graph mode")
             self._fixed_batch_size = len(qo_indptr_buf) - 1
             if len(kv_indptr_buf) != self._fixed_batch_size + 1:
-                raise ValueError("The length of kv_indptr_buf should be batch_size + 1.")
+                raise ValueError(f"The length of kv_indptr_buf ({len(kv_indptr_buf)}) should be the same as qo_indptr_buf ({len(qo_indptr_buf)}).")
 
     _mask_bits, _choose = BatchPrefillWithPagedKVCacheWrapper._mask_bits, BatchPrefillWithPagedKVCacheWrapper._choose
 
@@ -553,14 +641,19 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
              pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
              q_data_type="float16", kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None,
              token_pos_in_items_len=0, max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None,
-             max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None):
-        """Plans a step: row offsets qo_indptr [batch + 1] and token offsets kv_indptr [batch + 1]. The rest as for the paged wrapper."""
+             max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None, qo_indptr_cpu=None, kv_indptr_cpu=None, uniform_q_len=None,
+             use_token_head_sf=False):
+        """Plans a step: row offsets qo_indptr [batch + 1] and token offsets kv_indptr [batch + 1]; qo_indptr_cpu and kv_indptr_cpu: copies on the host, which spare
+        a wait for the GPU. The rest as for the paged wrapper."""
         masked = custom_mask is not None or packed_custom_mask is not None
         items = prefix_len_ptr is not None and not masked
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         spec, mode = self._decide((num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, None, causal, masked, items, pos_encoding_mode, sm_scale, window_left,
                                    logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
-        rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr")
+        if use_token_head_sf or self._use_token_head_sf:
+            _check_token_head(self, use_token_head_sf)
+        rows = _offsets(qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu, "qo_indptr")
+        indptr = _offsets(kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu, "kv_indptr")
         if len(rows) != len(indptr):
             raise ValueError(f"The kv_indptr length should be equal to the qo_indptr length: {len(indptr)} and {len(rows)}")
         lengths, total = indptr[1:] - indptr[:-1], int(rows[-1])
@@ -601,18 +694,27 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             raise ValueError(f"The total number of rows in qo_indptr {total} in cuda graph mode cannot exceed the number of rows set during "
                              f"initialization {self._max_total_num_rows}.")
 
-    def run(self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False, enable_pdl=None,
-            kv_cache_sf=None):
-        """One layer: q [rows, heads, dim_qk], k [tokens, kv_heads, dim_qk], v [tokens, kv_heads, dim_v] (HND: [kv_heads, tokens, dim])."""
+    def run(self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False, lse_base="log2", lse_layout="NH",
+            enable_pdl=None, kv_cache_sf=None):
+        """One layer: q [rows, heads, dim_qk], k [tokens, kv_heads, dim_qk], v [tokens, kv_heads, dim_v] (HND: [kv_heads, tokens, dim]). Returns as the paged wrapper's."""
+        if lse_base != "log2" or lse_layout != "NH":
+            check_lse_base(lse_base)
+            check_lse_layout(lse_layout)
+            made = self.run(q, k, v, *args, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, o_scale=o_scale, out=out, lse=lse if lse_layout == "NH" else None,
+                            return_lse=return_lse, kv_cache_sf=kv_cache_sf)
+            return _finished_lse(made, lse, lse_base, lse_layout) if return_lse else made
         self._planned()
         if o_scale is not None and arrays.as_float(o_scale) != 1:
             raise NotImplementedError("o_scale: outputs are not quantised")
         if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
         block = None
-        if self._kv_dtype == "fp4_e2m1":
+        if self._use_token_head_sf:
+            k_sf, v_sf = _token_head_scales(kv_cache_sf, self._kv_layout)
+            k_scale, v_scale = k_sf * k_scale, v_sf * v_scale
+        elif self._kv_dtype == "fp4_e2m1":
             if kv_cache_sf is None:
-                raise ValueError("NVFP4 keys and values need kv_cache_sf")
+                raise ValueError("kv_cache_sf must be provided for NVFP4 KV cache.")
             k, v = arrays.retype(k, "fp4_e2m1"), arrays.retype(v, "fp4_e2m1")
             block = tuple(arrays.retype(x, "fp8_e4m3") for x in kv_cache_sf)
         if self._kv_layout == "HND":

@@ -10,7 +10,7 @@ from . import _arrays as arrays
 from . import _core as core
 from .prefill import _Wrapper, _upcast_query
 from .quantization import segment_packbits
-from .utils import check_pos_encoding_mode, check_sizes, check_shape_dtype_device
+from .utils import check_pos_encoding_mode, check_shape_dtype_device, check_sizes, refuse_given
 
 
 def convert_bsr_mask_layout(mask, indptr):
@@ -32,13 +32,20 @@ class BlockSparseAttentionWrapper(_Wrapper):
 
     def plan(self, indptr, indices, M, N, R, C, num_qo_heads, num_kv_heads, head_dim, mask=None, packed_mask=None, causal=False, pos_encoding_mode="NONE",
              use_fp16_qk_reduction=False, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None,
-             o_data_type="float16", non_blocking=True, block_mask=None):
+             o_data_type="float16", non_blocking=True, block_mask=None, kv_block_lens=None, q2k_indices=None, q2k_num=None, kv_splits=None, use_clc=None,
+             q_scale=None, k_scale=None, v_scale=None):
         """indptr [M / R + 1], indices: the blocks of each row of blocks. mask: bool [blocks, R, C] inside blocks; packed_mask: the same per block row
         [R, blocks * C], bits low first, each block row from a byte border."""
         check_pos_encoding_mode(pos_encoding_mode)
         check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim, R=R, C=C)
         if block_mask is not None:
-            raise NotImplementedError("block_mask: give indptr and indices")
+            raise ValueError("block_mask is only supported for the vsa_sm100_blk128, vsa_sm100_blk64, and vsa_sm120_blk64 backends: give indptr and indices")
+        refuse_given(kv_block_lens=kv_block_lens, q2k_indices=q2k_indices, q2k_num=q2k_num, kv_splits=kv_splits, use_clc=use_clc, q_scale=q_scale, k_scale=k_scale,
+                     v_scale=v_scale)
+        if indptr is None or indices is None:
+            raise ValueError("indptr and indices are required for non-VSA backends.")
+        if arrays.size_of(indices) and int(indices.max()) * C >= N:
+            raise ValueError(f"indices out of bound: the largest is {int(indices.max())}; there are N / C = {N // C} blocks of keys")
         if M % R or N % C:
             raise ValueError(f"M = {M} must be a multiple of R = {R}, and N = {N} of C = {C}")
         offsets = arrays.host_ints(indptr)
@@ -109,10 +116,11 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
 
     def plan(self, block_mask_map, block_row_sz, block_col_sz, num_qo_heads, num_kv_heads, head_dim, causal=False, pos_encoding_mode="NONE",
              use_fp16_qk_reduction=False, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, q_data_type="float16",
-             kv_data_type=None):
+             kv_data_type=None, q_scale=None, k_scale=None, v_scale=None):
         """block_mask_map: bool [kv_heads, MB, NB]; block_row_sz [kv_heads, MB], block_col_sz [kv_heads, NB]: sizes of the blocks."""
         check_pos_encoding_mode(pos_encoding_mode)
         check_sizes(num_qo_heads, num_kv_heads, head_dim=head_dim)
+        refuse_given(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
         kept, row_sizes, col_sizes = arrays.to_numpy(block_mask_map) != 0, arrays.host_ints(block_row_sz), arrays.host_ints(block_col_sz)
         heads, num_rows, num_cols = kept.shape
         if heads != num_kv_heads or row_sizes.shape != (heads, num_rows) or col_sizes.shape != (heads, num_cols):

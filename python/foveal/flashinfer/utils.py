@@ -45,6 +45,20 @@ def check_pos_encoding_mode(mode):
         raise KeyError(f"Invalid pos_encoding_mode {mode}; it is NONE, ROPE_LLAMA or ALIBI")
 
 
+LSE_BASES, LSE_LAYOUTS = ("log2", "ln"), ("NH", "HN")
+
+
+def check_lse_base(lse_base):
+    if lse_base not in LSE_BASES:
+        raise ValueError(f"lse_base must be one of {LSE_BASES}, got {lse_base!r}")
+
+
+def check_lse_layout(lse_layout):
+    """NH: [rows, heads]; HN: [heads, rows]."""
+    if lse_layout not in LSE_LAYOUTS:
+        raise ValueError(f"lse_layout must be one of {LSE_LAYOUTS}, got {lse_layout!r}")
+
+
 def check_sizes(num_qo_heads, num_kv_heads, **sizes):
     """Refuses heads that do not fit and sizes (head_dim=, page_size=) that are no positive integers, by their names."""
     for name, x in (("num_qo_heads", num_qo_heads), ("num_kv_heads", num_kv_heads), *sizes.items()):
@@ -54,6 +68,13 @@ def check_sizes(num_qo_heads, num_kv_heads, **sizes):
             raise ValueError(f"{name} is {x}; it must be at least 1")
     if num_qo_heads % num_kv_heads:
         raise ValueError(f"num_qo_heads {num_qo_heads} must be a multiple of num_kv_heads {num_kv_heads}")
+
+
+def refuse_given(**options):
+    """NotImplementedError for the first option that is given."""
+    for name, x in options.items():
+        if x is not None:
+            raise NotImplementedError(f"{name} is not covered")
 
 
 def next_positive_power_of_2(x):
@@ -80,14 +101,14 @@ def get_alibi_slopes(n_heads, device=None):
     return torch.from_numpy(slopes) if device is None else torch.from_numpy(slopes).to(device)
 
 
-def check_shape_dtype_device(x, shape, dtype, device, name):
-    """ValueError unless an output given by the caller is what the call would make."""
-    if tuple(x.shape) != tuple(shape):
-        raise ValueError(f"{name} has the shape {tuple(x.shape)}; expected {tuple(shape)}")
-    if dtype is not None and arrays.dtype_of(x) != arrays.dtype_name(dtype):
-        raise ValueError(f"{name} has the dtype {x.dtype}; expected {dtype}")
-    if device is not None and arrays.device_of(x) != str(device):
-        raise ValueError(f"{name} lies on {arrays.device_of(x)}; expected {device}")
+def check_shape_dtype_device(x, expected_shape, expected_dtype, expected_device, name):
+    """ValueError unless an output given by the caller is what the call would make. What is None is not compared."""
+    if expected_shape is not None and tuple(x.shape) != tuple(expected_shape):
+        raise ValueError(f"Invalid shape of {name}: expected {tuple(expected_shape)}, got {tuple(x.shape)}")
+    if expected_dtype is not None and arrays.dtype_of(x) != arrays.dtype_name(expected_dtype):
+        raise ValueError(f"Invalid dtype of {name}: expected {expected_dtype}, got {x.dtype}")
+    if expected_device is not None and arrays.device_of(x) != arrays.device_name(expected_device):
+        raise ValueError(f"Invalid device of {name}: expected {expected_device}, got {arrays.device_of(x)}")
 
 
 def get_compute_capability(device):

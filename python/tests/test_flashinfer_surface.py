@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What newer versions of FlashInfer added to the surface, and where scripts import it from. Torch tensors of the CPU, or of a GPU with --device cuda."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+import foveal.flashinfer as flashinfer
+from reference import attend, close, lse_close
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("by_default")
+
+LENGTHS, PAGE, KV_HEADS, HEADS, DIM = [37, 5, 64], 16, 2, 8, 64
+
+
+def ints(*x):
+    return torch.tensor(x, dtype=torch.int32)
+
+
+def workspace():
+    return torch.zeros(64, dtype=torch.uint8)
+
+
+def made(layout="NHD", dtype=torch.float16):
+    """(page table as three tensors, cache, keys and values of each request)."""
+    pages = [-(-n // PAGE) for n in LENGTHS]
+    indptr = [0, pages[0], pages[0] + pages[1], sum(pages)]
+    ids = torch.randperm(20)[:sum(pages)].to(torch.int32)
+    cache = torch.randn((20, 2, PAGE, KV_HEADS, DIM) if layout == "NHD" else (20, 2, KV_HEADS, PAGE, DIM)).to(dtype)
+    plain = cache if layout == "NHD" else cache.transpose(2, 3)
+    k, v = ([plain[ids[indptr[r]:indptr[r + 1]].long(), i].reshape(-1, KV_HEADS, DIM)[:n] for r, n in enumerate(LENGTHS)] for i in (0, 1))
+    return (ints(*indptr), ids, ints(*((n - 1) % PAGE + 1 for n in LENGTHS))), cache, k, v
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_scales_of_tokens_and_heads(device, layout):
+    """An fp8 cache with a float32 scale for each token and head."""
+    table, cache, k, v = made(layout, torch.float8_e4m3fn)
+    scales = torch.rand(cache.shape[:-1]) + 0.5
+    sf = (scales[:, 0], scales[:, 1])
+    wide = made_wide(layout, table, cache.float() * scales[..., None])
+    q = torch.randn(3, HEADS, DIM).half()
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), layout, use_tensor_cores=True, backend="fa2")
+    decode.plan(*table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.float16, kv_data_type=torch.float8_e4m3fn, use_token_head_sf=True)
+    prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), layout, backend="fa2")
+    prefill.plan(ints(0, 1, 2, 3), *table, HEADS, KV_HEADS, DIM, PAGE, causal=True, q_data_type=torch.float16, kv_data_type=torch.float8_e4m3fn, use_token_head_sf=True)
+    for wrapper in (decode, prefill):
+        out = wrapper.run(q, cache, kv_cache_sf=sf, v_scale=2.0)
+        for r, (key, value) in enumerate(wide):
+            close(out[r:r + 1], attend(q[r:r + 1], key, value)[0] * 2, "float16")
+        with pytest.raises(ValueError, match=r"a \(k_sf, v_sf\) tuple"):
+            wrapper.run(q, cache)
+        with pytest.raises(ValueError, match="k_sf must be float32"):
+            wrapper.run(q, cache, kv_cache_sf=(sf[0].half(), sf[1]))
+    with pytest.raises(ValueError, match="use_token_head_sf requires an fp8"):
+        prefill.plan(ints(0, 1, 2, 3), *table, HEADS, KV_HEADS, DIM, PAGE, use_token_head_sf=True)
+    decode.plan(*table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.float16, kv_data_type=torch.float8_e4m3fn)        # and back
+    out = decode.run(q, cache)
+    for r in range(3):
+        close(out[r:r + 1], attend(q[r:r + 1], k[r].float(), v[r].float())[0], "float16")
+
+
+def made_wide(layout, table, cache):
+    """(keys, values) of each request from another cache."""
+    indptr, ids, _ = table
+    plain = cache if layout == "NHD" else cache.transpose(2, 3)
+    return [tuple(plain[ids[indptr[r]:indptr[r + 1]].long(), i].reshape(-1, KV_HEADS, DIM)[:n] for i in (0, 1)) for r, n in enumerate(LENGTHS)]
+
+
+def test_scales_of_packed_tokens(device):
+    k, v = (torch.randn(30, KV_HEADS, DIM).to(torch.float8_e4m3fn) for _ in range(2))
+    k_sf, v_sf, q = torch.rand(30, KV_HEADS) + 0.5, torch.rand(30, KV_HEADS) + 0.5, torch.randn(9, HEADS, DIM).half()
+    wide = k.float() * k_sf[..., None], v.float() * v_sf[..., None]
+    close(flashinfer.single_prefill_with_kv_cache(q, k, v, causal=True, kv_cache_sf=(k_sf, v_sf), backend="fa2"), attend(q, *wide, causal=True)[0], "float16")
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="fa2")
+    ragged.plan(ints(0, 4, 9), ints(0, 12, 30), HEADS, KV_HEADS, DIM, causal=True, q_data_type=torch.float16, kv_data_type=torch.float8_e4m3fn, use_token_head_sf=True)
+    out = ragged.run(q, k, v, kv_cache_sf=(k_sf, v_sf))
+    close(out[:4], attend(q[:4], *(x[:12] for x in wide), causal=True)[0], "float16")
+    close(out[4:], attend(q[4:], *(x[12:] for x in wide), causal=True)[0], "float16")
+
+
+@pytest.mark.parametrize("paged", [True, False])
+def test_bases_and_layouts_of_the_lse(device, paged):
+    table, cache, k, v = made()
+    rows, q = ints(0, 4, 5, 12), torch.randn(12, HEADS, DIM).half()
+    if paged:
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+        wrapper.plan(rows, *table, HEADS, KV_HEADS, DIM, PAGE, causal=True, uniform_q_len=None)
+        given = (q, cache)
+    else:
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+        keys = ints(0, 37, 42, 106)
+        wrapper.plan(rows, keys, HEADS, KV_HEADS, DIM, causal=True, qo_indptr_cpu=rows.cpu(), kv_indptr_cpu=keys.cpu())
+        given = (q, torch.cat(k), torch.cat(v))
+    want = torch.cat([torch.as_tensor(attend(q[rows[r]:rows[r + 1]], k[r], v[r], causal=True)[1]) for r in range(3)])
+    for base, factor in (("log2", 1.0), ("ln", math.log(2))):
+        lse = wrapper.run_return_lse(*given, lse_base=base)[1]
+        lse_close(lse / factor, want)
+        turned = wrapper.run(*given, return_lse=True, lse_base=base, lse_layout="HN")[1]
+        assert turned.is_contiguous()
+        lse_close(turned.T / factor, want)
+        buffer = torch.empty(HEADS, 12)
+        assert wrapper.run(*given, return_lse=True, lse_base=base, lse_layout="HN", lse=buffer)[1] is buffer
+        lse_close(buffer.T / factor, want)
+    assert torch.equal(wrapper.run(*given, lse_base="ln"), wrapper.run(*given))
+    for bad in (dict(lse_base="e"), dict(lse_layout="HND")):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} must be one of"):
+            wrapper.run(*given, return_lse=True, **bad)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_masks_of_decode_rows_in_pods(device, packed):
+    table, cache, k, v = made()
+    q_p, k_p, v_p, q_d = torch.randn(7, HEADS, DIM).half(), torch.randn(9, KV_HEADS, DIM).half(), torch.randn(9, KV_HEADS, DIM).half(), torch.randn(3, HEADS, DIM).half()
+    masks = [torch.rand(n) < 0.5 for n in LENGTHS]
+    flat = torch.cat(masks)
+    bits = flashinfer.segment_packbits(flat, ints(0, 37, 42, 106), bitorder="little")[0]
+    pod = flashinfer.PODWithPagedKVCacheWrapper(workspace())
+    pod.plan(*table, HEADS, KV_HEADS, DIM, PAGE)
+    plain = pod.run(q_p, k_p, v_p, q_d, cache, causal_p=True)[1]
+    mask = dict(packed_custom_mask_d=bits) if packed else dict(custom_mask_d=flat)
+    first, (out, lse) = pod.run(q_p, k_p, v_p, q_d, cache, causal_p=True, return_lse_d=True, sm_scale_d=0.2, **mask)
+    close(first, attend(q_p, k_p, v_p, causal=True)[0], "float16")
+    for r in range(3):
+        want, want_lse = attend(q_d[r:r + 1], k[r], v[r], mask=masks[r][None], scale=0.2)
+        close(out[r:r + 1], want, "float16")
+        lse_close(lse[r:r + 1], want_lse)
+    assert torch.equal(pod.run(q_p, k_p, v_p, q_d, cache, causal_p=True)[1], plain)      # the next run has none
+
+
+def test_sinks_of_decode(device):
+    table, cache, k, v = made(dtype=torch.bfloat16)
+    q, sink = torch.randn(3, HEADS, DIM).bfloat16(), torch.randn(HEADS)
+    wrapper = flashinfer.BatchDecodeWithAttentionSinkWrapper(workspace(), q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16, head_dim_qk=DIM, head_dim_vo=DIM)
+    wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.bfloat16)
+    out, lse = wrapper.run_return_lse(q, cache, sink, 0.2)
+    plain = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), jit_args=[None] * 11 + ["AttentionSink", "text"], jit_kwargs={})
+    plain.plan(*table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.bfloat16)
+    same = plain.run(q, cache, sink, 0.2)
+    for r in range(3):
+        want, want_lse = attend(q[r:r + 1], k[r], v[r], sinks=sink, scale=0.2)
+        close(out[r:r + 1], want, "bfloat16")
+        close(same[r:r + 1], want, "bfloat16")
+        lse_close(lse[r:r + 1], want_lse)
+    with pytest.raises(NotImplementedError, match="no position encoding"):
+        wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, pos_encoding_mode="ROPE_LLAMA")
+
+
+def test_rows_of_graphs(device):
+    """max_total_num_rows says what later plans may have, whatever the first one has."""
+    table, cache, k, v = made()
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (4, 4, 20, 3)]
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", True, *buffers, max_total_num_rows=12)
+    for rows in ([0, 1, 2, 3], [0, 4, 5, 12]):
+        q = torch.randn(rows[-1], HEADS, DIM).half()
+        wrapper.plan(ints(*rows), *table, HEADS, KV_HEADS, DIM, PAGE, causal=True)
+        out = wrapper.run(q, cache)
+        for r in range(3):
+            close(out[rows[r]:rows[r + 1]], attend(q[rows[r]:rows[r + 1]], k[r], v[r], causal=True)[0], "float16")
+    with pytest.raises(ValueError, match="in cuda graph mode cannot exceed the number of rows set during initialization 12"):
+        wrapper.plan(ints(0, 5, 10, 13), *table, HEADS, KV_HEADS, DIM, PAGE)
+    with pytest.raises(ValueError, match="max_total_num_rows requires use_cuda_graph=True"):
+        flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), max_total_num_rows=3)
+    with pytest.raises(ValueError, match="qo_indptr_buf should be a torch.Tensor in CUDA graph mode"):
+        flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), use_cuda_graph=True)
+    with pytest.raises(ValueError, match="kv_indptr_buf should be a torch.Tensor in cuda graph mode"):
+        flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", True, buffers[0])
+    with pytest.raises(ValueError, match="paged_kv_indices_buffer should be a torch.Tensor in cudagraph mode"):
+        flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_cuda_graph=True, paged_kv_indptr_buffer=buffers[0])
+
+
+def test_refused(device):
+    for call in (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), variant_owns_mask=True), lambda: flashinfer.gemm.SegmentGEMMWrapper(workspace()),
+                 lambda: flashinfer.gemm.SegmentGEMMWrapper.run(1), lambda: flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper(workspace())):
+        with pytest.raises(NotImplementedError):
+            call()
+    blocks = flashinfer.BlockSparseAttentionWrapper(workspace())
+    with pytest.raises(ValueError, match="indices out of bound"):
+        blocks.plan(ints(0, 1), ints(4), 4, 16, 4, 4, HEADS, KV_HEADS, DIM)
+    with pytest.raises(ValueError, match="indptr and indices are required"):
+        blocks.plan(None, None, 4, 16, 4, 4, HEADS, KV_HEADS, DIM)
+
+
+def test_imports():
+    """Modules and names where scripts look for them; in a process of its own, as install() is for good."""
+    lines = ("from flashinfer.attention._core import BatchAttention", "from flashinfer.mla._core import BatchMLAPagedAttentionWrapper",
+             "from flashinfer.quantization.packbits import packbits, segment_packbits", "from flashinfer.cudnn.prefill import cudnn_batch_prefill_with_kv_cache",
+             "from flashinfer.cudnn.decode import cudnn_batch_decode_with_kv_cache", "from flashinfer.xqa import xqa, xqa_mla", "from flashinfer import xqa",
+             "assert callable(xqa)", "from flashinfer.version import __version__", "from flashinfer.jit.attention.modules import gen_batch_prefill_module",
+             "from flashinfer.jit.core import JitSpec, gen_jit_spec", "from flashinfer.jit.xqa import gen_xqa_module", "import flashinfer.prefill, flashinfer.decode",
+             "from flashinfer.prefill import fmha_varlen, trtllm_fmha_v2_prefill", "from flashinfer.mla import xqa_batch_decode_with_kv_cache_mla",
+             "from flashinfer.testing import bench_gpu_time_with_cupti, bench_gpu_time_with_cudagraph", "from flashinfer.utils import check_lse_base, check_lse_layout")
+    subprocess.run([sys.executable, "-c", "import foveal.flashinfer as f; f.install()\n" + "\n".join(lines)], check=True)
