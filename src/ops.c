@@ -354,13 +354,24 @@ static pages pages_of(const fv_tensor *t, int bits)
     return p;
 }
 
-static fv_status check_pages(copy_call *call, int which, const fv_tensor *t, const char *field,
+/* Only sizes count where bytes are copied: integers are moved as an element type as wide. */
+static fv_tensor as_elements(const fv_tensor *t)
+{
+    static const char *const same[][2] = { { "u8", "int8" }, { "u16", "f16" }, { "i32", "f32" } };
+    fv_tensor x = *t;
+    for (size_t i = 0; x.dtype && i < sizeof same / sizeof *same; i++)
+        if (!strcmp(x.dtype, same[i][0])) x.dtype = same[i][1];
+    return x;
+}
+
+static fv_status check_pages(copy_call *call, int which, const fv_tensor *given, const char *field,
                              fv_error *err)
 {
     fv__dtype dtype;
     fv__view ignored;
     const int64_t any[FV_MAX_DIMS] = { FV__ANY, FV__ANY, FV__ANY, FV__ANY, FV__ANY };
-    if (!t || !t->data) return FV_OK;
+    if (!given || !given->data) return FV_OK;
+    const fv_tensor x = as_elements(given), *t = &x;
     FV_TRY(fv__ops_dtype(t, field, true, &dtype, err));
     if (t->ndim < 3 || t->ndim > 5)
         return fv__fail(err, FV_E_INVALID, field, t->ndim, 4,

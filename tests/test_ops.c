@@ -1557,6 +1557,27 @@ static void copies_pages(void **state)
     }
 }
 
+/* Rows of whatever has a size: packed codes as bytes, words of 16 and 32 bits. */
+static void copies_of_integers(void **state)
+{
+    (void)state;
+    const char *names[] = { "u8", "u16", "i32" };
+    for (int i = 0; i < 3; i++)
+        for (int l = 0; l < num_levels; l++) {
+            unsigned char data[4][2][3][5][4];
+            for (size_t b = 0; b < sizeof data; b++) ((unsigned char *)data)[b] = (unsigned char)(b * 7 + b / 120);
+            const int64_t width = 20 >> i;
+            fv_tensor t = { .data = data, .dtype = names[i], .ndim = 4, .shape = { 4, 2, 3, width },
+                            .stride = { 6 * width, 3 * width, width, 1 } };
+            const size_t page = (size_t)(6 * width) << i;
+            unsigned char want[sizeof data];
+            memcpy(want, data, sizeof data);
+            memcpy(want + 2 * page, want, page);
+            OK(fv_copy_pages(levels[l], NULL, &t, &(fv_copy){ 0, 2 }, 1, NULL, &err));
+            assert_memory_equal(data, want, sizeof data);
+        }
+}
+
 static void copies_refused(void **state)
 {
     (void)state;
@@ -1576,6 +1597,8 @@ static void copies_refused(void **state)
             "-1");
     t.dtype = NULL;
     REFUSED(fv_copy_pages(ctx, &t, NULL, list, 1, NULL, &err), FV_E_INVALID, "k", "dtype");
+    t.dtype = "u64";
+    REFUSED(fv_copy_pages(ctx, &t, NULL, list, 1, NULL, &err), FV_E_INVALID, "k", "no element type");
     t = k.t, t.ndim = 2;
     REFUSED(fv_copy_pages(ctx, NULL, &t, list, 1, NULL, &err), FV_E_INVALID, "v", "2 axes");
     t = k.t, t.stride[3] = 2;
@@ -1611,6 +1634,7 @@ int main(void)
         cmocka_unit_test(merge_bits),
         cmocka_unit_test(merge_refused),
         cmocka_unit_test(copies_pages),
+        cmocka_unit_test(copies_of_integers),
         cmocka_unit_test(copies_refused),
     };
     return cmocka_run_group_tests(tests, open_levels, close_levels);

@@ -506,7 +506,7 @@ typedef struct fv_copy {
     int32_t src, dst;               /* page ids */
 } fv_copy;
 
-/* Copies whole pages of k and v (either may be absent) as fv_cache_fork asks. Tensors beside them that are paged alike (scales of tokens or blocks, the
+/* Copies whole pages of k and v (either may be absent) as fv_cache_fork asks: of any element type, and of "u8", "u16" and "i32". Tensors beside them that are paged alike (scales of tokens or blocks, the
  * pairs of int4) want a call of their own, with them as k and v. */
 FV_API fv_status fv_copy_pages(fv_ctx *ctx, const fv_tensor *k, const fv_tensor *v, const fv_copy *copies, int64_t num_copies,
                                fv_stream stream, fv_error *err);

@@ -14,7 +14,6 @@ the plan does, not its handle. Kernels are C functions behind torch's stable C s
 Inference only: there is no backward pass. Errors of an operator are torch's RuntimeError with the library's words."""
 
 import threading
-import typing
 
 import torch as _torch
 
@@ -81,56 +80,7 @@ def _(x, positions, y, rotary_dim, interleaved=False, base=10000.0):
     _torch._check(x.shape == y.shape, lambda: "foveal::rope: x and y have one shape")
 
 
-# ---- FlashInfer's functions of one request: they plan in each call, which a graph does not look into ----
-
-_T, _OptT, _Number = _torch.Tensor, typing.Optional[_torch.Tensor], typing.Optional[float]
-
-
-@_torch.library.custom_op("foveal::single_attention", mutates_args=())
-def _single(q: _T, k: _T, v: _T, mask: _OptT, packed_mask: _OptT, q_scale: _OptT, k_scale: _OptT, v_scale: _OptT, decode: bool, return_lse: bool, causal: bool,
-            kv_layout: str, pos_encoding_mode: str, sm_scale: _Number, window_left: int, logits_soft_cap: _Number, rope_scale: _Number, rope_theta: _Number,
-            o_dtype: str) -> typing.Tuple[_T, _T]:
-    from . import flashinfer
-
-    options = dict(kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap,
-                   rope_scale=rope_scale, rope_theta=rope_theta, return_lse=return_lse)
-    if decode:
-        made = flashinfer.single_decode_with_kv_cache(q, k, v, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, **options)
-    else:
-        made = flashinfer.single_prefill_with_kv_cache(q, k, v, q_scale, k_scale, v_scale, o_dtype, mask, packed_mask, causal, **options)
-    return made if return_lse else (made, q.new_empty(0, dtype=_torch.float32))
-
-
-@_single.register_fake
-def _(q, k, v, mask, packed_mask, q_scale, k_scale, v_scale, decode, return_lse, causal, kv_layout, pos_encoding_mode, sm_scale, window_left, logits_soft_cap,
-      rope_scale, rope_theta, o_dtype):
-    _torch._check(q.dim() == (2 if decode else 3) and v.dim() == 3, lambda: "foveal::single_attention: k and v have 3 axes, q 3, of a decode 2")
-    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_TYPES.get(o_dtype, q.dtype)), q.new_empty(q.shape[:-1] if return_lse else 0, dtype=_torch.float32)
-
-
-# ---- its norms and activations ----
-
-
-@_torch.library.custom_op("foveal::rmsnorm", mutates_args=("out",))
-def _rmsnorm(x: _T, weight: _T, out: _T, eps: float, plus_one: bool) -> None:
-    from .flashinfer import norm
-
-    norm._norm(x, weight, eps, out, plus_one)
-
-
-@_torch.library.custom_op("foveal::add_rmsnorm", mutates_args=("x", "residual"))
-def _add_rmsnorm(x: _T, residual: _T, weight: _T, eps: float, plus_one: bool) -> None:
-    from .flashinfer import norm
-
-    norm._norm(x, weight, eps, x, plus_one, residual)
-
-
-@_torch.library.custom_op("foveal::act_and_mul", mutates_args=("out",))
-def _act_and_mul(name: str, x: _T, out: _T) -> None:
-    from .flashinfer import activation
-
-    activation._gated(name, x, out)
-
+from . import _torch_flashinfer  # noqa: E402, F401  operators that foveal.flashinfer calls where torch.compile looks
 
 # ---- what users call ----
 

@@ -255,6 +255,26 @@ def test_samples_with_a_filter_each(lib, rng):
         fi.top_k_top_p_sampling_from_probs(lib.array(p), 3, 0.5, filter_apply_order="sideways")
 
 
+def test_samples_of_rows_that_are_not_there(lib):
+    probs = lib.array([[0.1, 0.9], [0.5, 0.5]])
+    for bad, text in (([0, 2], r"indices\[1\] is 2; there are 2 rows"), ([-1], r"indices\[0\] is -1")):
+        if lib.device == "cpu":
+            with pytest.raises(ValueError, match=text):
+                fi.sampling_from_probs(probs, lib.ints(bad))
+        else:
+            ids, valid = fi.sampling_from_probs(probs, lib.ints(bad), return_valid=True)
+            assert numbers(ids)[-1] == 0 and not numbers(valid)[-1]
+
+
+def test_p_that_is_nan(lib):
+    """As top_p the largest value alone, as min_p everything; in numbers and in tensors."""
+    probs = lib.array([[0.2, 0.3, 0.5]] * 64)
+    for nan in (float("nan"), lib.array([float("nan")] * 64)):
+        assert (numbers(fi.top_p_sampling_from_probs(probs, nan, seed=1, offset=0)) == 2).all()
+        assert (numbers(fi.top_p_renorm_probs(probs, nan)) == [0, 0, 1]).all()
+        assert (numbers(fi.min_p_sampling_from_probs(probs, nan, seed=1, offset=0)) == numbers(fi.sampling_from_probs(probs, seed=1, offset=0))).all()
+
+
 def test_samples_from_logits(lib, rng):
     x = rng.standard_normal((1, 30)) * 2
     p = np.exp(x - x.max()).astype(np.float32)

@@ -420,6 +420,28 @@ def test_alibi_and_sinks():
         wrapper.run(torch.zeros(1, 2, 16), torch.zeros(1, 2, 4, 2, 16), sinks=torch.zeros(2))
 
 
+def test_what_is_no_array():
+    """None and the like have the name of the argument, whichever call they are given to."""
+    q, table, place = torch.zeros(1, 4, 16), (ints(0, 1), ints(0), ints(3)), torch.zeros(64, dtype=torch.uint8)
+    decode, prefill, latent = (x(place) for x in (flashinfer.BatchDecodeWithPagedKVCacheWrapper, flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+                                                  flashinfer.BatchMLAPagedAttentionWrapper))
+    decode.plan(*table, 4, 2, 16, 8, q_data_type=torch.float32)
+    prefill.plan(ints(0, 1), *table, 4, 2, 16, 8, q_data_type=torch.float32)
+    latent.plan(ints(0, 1), *table, 4, 64, 16, 8, False, 0.1, torch.float32, torch.float32)
+    cache = torch.zeros(1, 2, 8, 2, 16)
+    cases = [(lambda: decode.run(q, None), "paged_kv_cache is None"), (lambda: prefill.run(q, None), "paged_kv_cache is None"),
+             (lambda: prefill.run(q, (cache[:, 0], None)), r"paged_kv_cache\[1\] is None"), (lambda: decode.run(None, cache), "q is None"),
+             (lambda: decode.run(q, "cache"), "paged_kv_cache is a str"), (lambda: flashinfer.single_prefill_with_kv_cache(q, None, None), "k is None"),
+             (lambda: flashinfer.single_decode_with_kv_cache(q[0], cache[0, 0], None), "v is None"),
+             (lambda: latent.run(torch.zeros(1, 4, 64), q, None, None), "ckv_cache is None"),
+             (lambda: flashinfer.append_paged_kv_cache(q, q, ints(0), ints(0), None, *table), "paged_kv_cache is None")]
+    for call, text in cases:
+        with pytest.raises(TypeError, match=text + "; it must be an array" if "str" not in text else text):
+            call()
+    with pytest.raises(ValueError, match="paged_kv_cache has 3 entries"):
+        decode.run(q, (cache, cache, cache))
+
+
 def test_refused_arguments():
     """What would be cut, stretched or rounded without a word."""
     q, k = torch.ones(4, 2, 16), torch.ones(9, 2, 16)

@@ -331,6 +331,16 @@ def test_copy_pages(place, lib, rng):
         foveal.copy_pages(place, kk, None, [(0, 6)])
 
 
+@pytest.mark.parametrize("word", ["uint8", "int32"])
+def test_copy_pages_of_integers(place, lib, word):
+    """Packed codes and words are copied as they are."""
+    k = np.arange(6 * 4 * 2 * 20).reshape(6, 4, 2, 20).astype(word)
+    made = lib.same(k.copy())
+    foveal.copy_pages(place, None, made, [(0, 3), (5, 1)])
+    k[3], k[1] = k[0], k[5]
+    assert (numbers(made) == k).all()
+
+
 def test_cache(context, numpy_lib, rng):
     cache = foveal.Cache(context, page_size=4, num_pages=16, max_sequences=4, max_pages_per_sequence=8)
     keys = np.array([11, 12, 13], np.uint64)

@@ -404,3 +404,53 @@ def test_companions_compile(device):
     for rows in (3, 4, 5):
         x, at = draw(device, rows, 32), torch.arange(rows, device=device)
         torch.testing.assert_close(compiled(x, at), layer(x, at))
+
+
+def test_functions_compile(device):
+    """Norms, states, appends, positions, filters and samples are operators: the graph has no break, and gives what the functions give. Generators move as they do."""
+    pytest.importorskip("numpy")
+    import foveal.flashinfer as f
+
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    q, k, s = draw(device, 5, 4, 64).half(), draw(device, 5, 2, 64).half(), draw(device, 5, 4)
+    wide = torch.ones(64, device=device)
+    probs, ks, ps = torch.softmax(draw(device, 3, 50), -1), ints(3, 4, 5), torch.tensor([0.2, 0.5, 0.9], device=device)
+    keep = torch.tensor([1, 0, 1, 0, 1], dtype=torch.bool, device=device)
+    seed, offset = torch.tensor([7], device=device), torch.tensor([9], device=device)
+
+    def in_place(call, *tensors):
+        copies = [x.clone() for x in tensors]
+        call(*copies)
+        return copies
+
+    cases = [
+        lambda: f.layernorm(draw_like(q), wide, wide), lambda: f.merge_state(q, s, q, s + 1), lambda: f.merge_states(torch.stack((q, q), 1), torch.stack((s, s), 1)),
+        lambda: in_place(lambda v, t: f.merge_state_in_place(v, t, q, s), q, s), lambda: in_place(lambda v, t: f.merge_state_in_place(v, t, q, s, mask=keep), q, s),
+        lambda: in_place(lambda cache: f.append_paged_kv_cache(k, k, ints(0, 0, 0, 1, -1), ints(6, 7, 8, 0, 0), cache, ints(2, 0, 3), ints(0, 2, 3), ints(1, 1)),
+                         torch.zeros(4, 2, 8, 2, 64, dtype=torch.float16, device=device)),
+        lambda: in_place(lambda a, b: f.append_paged_mla_kv_cache(k[:, 0], k[:, 1, :32], ints(0, 0, 0, 1, -1), ints(6, 7, 8, 0, 0), a, b, ints(2, 0, 3), ints(0, 2, 3),
+                                                                  ints(1, 1)), torch.zeros(4, 8, 64, dtype=torch.float16, device=device),
+                         torch.zeros(4, 8, 32, dtype=torch.float16, device=device)),
+        lambda: f.apply_rope(q, k, ints(0, 2, 5), ints(3, 9), interleave=True), lambda: in_place(lambda a, b: f.apply_rope_pos_ids_inplace(a, b, ints(5, 1, 2, 3, 4)), q, k),
+        lambda: f.apply_llama31_rope_pos_ids(q, k, ints(5, 1, 2, 3, 4), rotary_dim=32), lambda: f.softmax(probs, temperature=0.7), lambda: f.softmax(probs, ps),
+        lambda: f.top_p_renorm_probs(probs, ps), lambda: f.top_k_renorm_probs(probs, 4), lambda: f.top_k_mask_logits(probs, ks),
+        lambda: f.sampling_from_probs(probs), lambda: f.sampling_from_probs(probs, indices=ints(2, 0, 1, 1).long(), return_valid=True),
+        lambda: f.sampling_from_logits(probs, seed=seed, offset=offset), lambda: f.top_p_sampling_from_probs(probs, ps), lambda: f.top_k_sampling_from_probs(probs, 7),
+        lambda: f.min_p_sampling_from_probs(probs, 0.1, seed=3, offset=5), lambda: f.top_k_top_p_sampling_from_probs(probs, 5, 0.4),
+        lambda: f.top_k_top_p_sampling_from_probs(probs, ks, ps, filter_apply_order="joint"), lambda: f.top_k_top_p_sampling_from_logits(probs, ks, 0.4),
+        lambda: f.chain_speculative_sampling(probs[None, :2], ints(1, 2)[None], probs[None]),
+        lambda: torch.stack([f.sampling_from_probs(probs) for _ in range(8)]),          # equal calls stay several
+    ]
+    for i, call in enumerate(cases):
+        torch._dynamo.reset()
+        made = []
+        for run in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+            torch.manual_seed(11)
+            made.append(torch.utils._pytree.tree_leaves(run()))
+        for a, b in zip(*made, strict=True):
+            assert torch.equal(a, b) and a.dtype == b.dtype, f"case {i}"
+    assert len({tuple(row) for row in made[1][0].tolist()}) > 1
+
+
+def draw_like(x):
+    return x[:, 0].float()

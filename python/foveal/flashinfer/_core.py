@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import Batch, Context, Plan, Problem, Tensor, _foveal
 from . import _arrays as arrays
-from .utils import check_shape_dtype_device, get_alibi_slopes, log2e, next_positive_power_of_2
+from .utils import check_arrays, check_shape_dtype_device, get_alibi_slopes, log2e, next_positive_power_of_2
 
 # ---- contexts: one a device, for the process ----
 
@@ -358,7 +358,11 @@ def rows_differ(q, wrapper):
     """Are the rows of q other than planned? In compiled code the operator asks that itself, so that one graph serves any number of rows."""
     if is_compiled(q):
         return False
-    return q.shape[0] != wrapper._rows_total
+    try:
+        return q.shape[0] != wrapper._rows_total
+    except AttributeError:
+        check_arrays(q=q)
+        raise
 
 
 def _run_traced(attention, q, k, v, out, lse, given, q_tail=None, k_tail=None):

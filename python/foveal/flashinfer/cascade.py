@@ -17,12 +17,19 @@ def _f32(x):
 def merge_state(v_a, s_a, v_b, s_b):
     """Merges two states of the same rows over disjoint keys: v [rows, heads, dim], s [rows, heads] in base 2. Returns (v, s)."""
     v, s = arrays.empty(tuple(v_a.shape), arrays.dtype_of(v_a), v_a), arrays.empty(tuple(s_a.shape), "f32", s_a)
+    if core.is_compiled(v_a):
+        arrays.torch_of(v_a).ops.foveal.merge_state.default(v_a, _f32(s_a), v_b, _f32(s_b), v, s, True)
+        return v, s
     merge(core.context_for(arrays.device_of(v_a)), [v_a, v_b], [_f32(s_a), _f32(s_b)], v, s, lse_base2=True)
     return v, s
 
 
 def merge_state_in_place(v, s, v_other, s_other, mask=None):
     """Merges the other state into (v, s). mask [rows]: rows where it is False stay as they are."""
+    if mask is None and core.is_compiled(v):
+        for x, new in zip((v, s), merge_state(v, s, v_other, s_other)):
+            x.copy_(new)
+        return
     if mask is None:
         merge(core.context_for(arrays.device_of(v)), [v, v_other], [s, _f32(s_other)], v, s, lse_base2=True)
         return
@@ -43,6 +50,8 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None):
 
 def merge_states(v, s):
     """Merges states v [rows, states, heads, dim], s [rows, states, heads] in base 2. Returns (v [rows, heads, dim], s [rows, heads])."""
+    if core.is_compiled(v):
+        return arrays.torch_of(v).ops.foveal.merge_states(v, s)
     rows, states, heads, dim = v.shape
     out, lse = arrays.empty((rows, heads, dim), arrays.dtype_of(v), v), arrays.empty((rows, heads), "f32", v)
     s = _f32(s)

@@ -9,7 +9,7 @@ from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
 from .prefill import _CachedModule, _check_axes, _check_token_head, _jit_sink, _offsets, _PagedWrapper, _single
-from .utils import check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
+from .utils import check_arrays, check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
 
 
 def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NONE", use_tensor_cores=False, q_scale=None, k_scale=None, v_scale=None,
@@ -18,6 +18,7 @@ def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NON
     [heads] float32 in base 2 with return_lse."""
     check_kv_layout(kv_layout)
     check_pos_encoding_mode(pos_encoding_mode)
+    check_arrays(q=q, k=k, v=v)
     if kv_layout == "HND":
         k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
     if core.is_compiled(q):

@@ -7,7 +7,7 @@ from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
 from .prefill import _offsets, _Wrapper
-from .utils import check_sizes
+from .utils import check_arrays, check_sizes
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
@@ -65,6 +65,7 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         if has_kpe:
             wanted += [("q_pe", q_pe, self._q_dtype), ("kpe_cache", kpe_cache, self._kv_dtype)]
         for name, x, dtype in wanted:
+            check_arrays(**{name: x})
             if arrays.dtype_of(x) != dtype:
                 raise ValueError(f"{name}.dtype is {arrays.dtype_of(x)}; plan() was told {dtype}")
 

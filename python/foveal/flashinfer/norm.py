@@ -22,6 +22,13 @@ def _norm(x, weight, eps, out, plus_one=False, residual=None):
     _rmsnorm(core.context_for(arrays.device_of(x)), x, weight, out, eps=eps, plus_one=plus_one, residual=residual)
 
 
+def _layer(x, weight, bias, eps, out):
+    if core.is_compiled(x):
+        arrays.torch_of(x).ops.foveal.layernorm(x, weight, bias, out, eps)
+    else:
+        _layernorm(core.context_for(arrays.device_of(x)), x, weight, out, bias=bias, eps=eps)
+
+
 def rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None):
     """input / sqrt(mean(input^2) + eps) * weight, over the last axis of input [rows, hidden] or [rows, heads, head_dim]; weight [hidden]."""
     out = _output(input, out)
@@ -49,7 +56,7 @@ def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
 def layernorm(input, gemma, beta, eps=1e-6):
     """(input - mean) / sqrt(variance + eps) * gemma + beta, over the last axis of input [rows, hidden]. gemma is upstream's name of the weight."""
     out = _output(input, None)
-    _layernorm(core.context_for(arrays.device_of(input)), input, gemma, out, bias=beta, eps=eps)
+    _layer(input, gemma, beta, eps, out)
     return out
 
 

@@ -89,16 +89,31 @@ def append_paged_kv_cache(append_key, append_value, batch_indices, positions, pa
     (-1) is skipped."""
     check_kv_layout(kv_layout)
     k, v = unpack_paged_kv_cache(paged_kv_cache, kv_layout)
-    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, k.shape[1], append_key)
-    append(core.context_for(arrays.device_of(append_key)), append_key, append_value, k, v, slots=slots)
+    _append(append_key, append_value, batch_indices, positions, k, v, kv_indices, kv_indptr)
+
+
+def _append(key, value, batch_indices, positions, k, v, indices, indptr):
+    """k, v: [pages, page, kv_heads, dim]."""
+    if core.is_compiled(key):
+        arrays.torch_of(key).ops.foveal.append_paged(key, value, batch_indices, positions, k, v, indices, indptr)
+        return
+    slots = _slots(batch_indices, positions, indices, indptr, k.shape[1], key)
+    append(core.context_for(arrays.device_of(key)), key, value, k, v, slots=slots)
 
 
 def append_paged_mla_kv_cache(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr, kv_last_page_len):
     """Writes append_ckv [nnz, ckv] and append_kpe [nnz, kpe] into ckv_cache [pages, page, ckv] and kpe_cache [pages, page, kpe]."""
-    slots = _slots(batch_indices, positions, kv_indices, kv_indptr, ckv_cache.shape[1], append_ckv)
+    _append_mla(append_ckv, append_kpe, batch_indices, positions, ckv_cache, kpe_cache, kv_indices, kv_indptr)
+
+
+def _append_mla(new_ckv, new_kpe, batch_indices, positions, ckv, kpe, indices, indptr):
+    if core.is_compiled(new_ckv):
+        arrays.torch_of(new_ckv).ops.foveal.append_paged_mla(new_ckv, new_kpe, batch_indices, positions, ckv, kpe, indices, indptr)
+        return
+    slots = _slots(batch_indices, positions, indices, indptr, ckv.shape[1], new_ckv)
     one_head = (slice(None), slice(None), None)
-    append(core.context_for(arrays.device_of(append_ckv)), arrays.index(append_ckv, (slice(None), None)), None, arrays.index(ckv_cache, one_head), None,
-           slots=slots, new_k_tail=arrays.index(append_kpe, (slice(None), None)), k_tail=arrays.index(kpe_cache, one_head))
+    append(core.context_for(arrays.device_of(new_ckv)), arrays.index(new_ckv, (slice(None), None)), None, arrays.index(ckv, one_head), None,
+           slots=slots, new_k_tail=arrays.index(new_kpe, (slice(None), None)), k_tail=arrays.index(kpe, one_head))
 
 
 __all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions", "get_seq_lens"]

@@ -12,7 +12,16 @@ from .. import Batch, InvalidError, NotReadyError
 from . import _arrays as arrays
 from . import _core as core
 from .quantization import packbits, segment_packbits
-from .utils import check_kv_layout, check_lse_base, check_lse_layout, check_pos_encoding_mode, check_shape_dtype_device, check_sizes, unpack_paged_kv_cache
+from .utils import (
+    check_arrays,
+    check_kv_layout,
+    check_lse_base,
+    check_lse_layout,
+    check_pos_encoding_mode,
+    check_shape_dtype_device,
+    check_sizes,
+    unpack_paged_kv_cache,
+)
 
 # ---- single requests ----
 
@@ -132,6 +141,7 @@ def single_prefill_with_kv_cache(q, k, v, scale_q=None, scale_k=None, scale_v=No
     `causal`. window_left: keys kept to the left of a row's own, -1: all."""
     check_kv_layout(kv_layout)
     check_pos_encoding_mode(pos_encoding_mode)
+    check_arrays(q=q, k=k, v=v)
     if core.is_compiled(q) and kv_cache_sf is None:
         scales = [core.as_tensor(x, q) for x in (scale_q, core._product(scale_k, k_scale), core._product(scale_v, v_scale))]
         made = arrays.torch_of(q).ops.foveal.single_attention(

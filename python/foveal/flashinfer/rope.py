@@ -40,7 +40,15 @@ def _turn(x, positions, y, rotary_dim, interleave, **numbers):
 
 def _both(q, k, positions, outs, rotary_dim, interleave, **numbers):
     for x, y in zip((q, k), outs):
-        _turn(x, positions, y, rotary_dim, interleave, **numbers)
+        if core.is_compiled(x):
+            y.copy_(_traced(x, positions, rotary_dim, interleave, **numbers))
+        else:
+            _turn(x, positions, y, rotary_dim, interleave, **numbers)
+
+
+def _traced(x, positions, rotary_dim, interleave, base, factor, low_freq_factor=0, high_freq_factor=0, original_context=0):
+    return arrays.torch_of(x).ops.foveal.turned(x, positions, rotary_dim, interleave, float(base), float(factor), float(low_freq_factor), float(high_freq_factor),
+                                                int(original_context))
 
 
 def _like(x):

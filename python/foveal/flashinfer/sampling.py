@@ -3,7 +3,8 @@
 
 Every call is deterministic, whatever `deterministic=` says: the same seed and offset give the same ids on any CPU and any GPU. Ids are not those that upstream
 draws from the same seed; their distribution is. Values that tie with the last one that a filter keeps are kept, too. A sample of nothing (a row of zeros or
-NaN) is 0, and not valid.
+NaN) is 0, and not valid. Of a p that is NaN nothing is told upstream; here, as a number or in a tensor, NaN as top_p keeps the largest value only, and as min_p
+everything: one bad request is no reason to fail a batch. Row numbers (indices) outside of the rows are refused on the CPU; on a GPU such a row has nothing to draw.
 
 Random numbers: seed and offset, both given, are integers or int64 tensors of 1 or batch_size entries (for CUDA graphs), and a call uses up one offset. Else
 they come from `generator`, or the default one of the tensors' device; for NumPy arrays a numpy.random.Generator, or NumPy's global state."""
@@ -133,8 +134,33 @@ def _of_samples(x, rows, indices):
     return x[indices.long().clamp(0, rows - 1) if torch is not None else np.clip(indices, 0, rows - 1)]
 
 
+def _check_rows(indices, rows):
+    """Rows that are there: refused where the host sees the indices; a GPU takes others for rows of zeros."""
+    if indices is None or arrays.device_of(indices) != "cpu" or arrays.size_of(indices) == 0:
+        return
+    at = arrays.to_numpy(indices)
+    bad = (at < 0) | (at >= rows)
+    if bad.any():
+        first = int(bad.reshape(-1).argmax())
+        raise ValueError(f"indices[{first}] is {int(at.reshape(-1)[first])}; there are {rows} rows")
+
+
+def _split(x):
+    """(tensor or None, number or None) of an operator's argument."""
+    return (x, None) if _is_array(x) else (None, x)
+
+
+def _draw_traced(x, indices, seed, offset, return_valid, top_k=None, top_p=None, min_p=None, top_k_first=None, logits=False):
+    (ks, k), (ps, p), (ms, m), (seeds, seed), (offsets, offset) = (_split(number) for number in (top_k, top_p, min_p, seed, offset))
+    ids, valid = arrays.torch_of(x).ops.foveal.sample.default(x, indices, ks, ps, ms, k, p, m, top_k_first, logits, return_valid, seeds, offsets, seed, offset)
+    return (ids, valid) if return_valid else ids
+
+
 def _draw(x, indices, generator, seed, offset, return_valid=False, **filters):
+    if generator is None and core.is_compiled(x):
+        return _draw_traced(x, indices, seed, offset, return_valid, **filters)
     x = _rows(x)
+    _check_rows(indices, x.shape[0])
     if "top_p" in filters or (indices is not None and indices.shape[0] != x.shape[0]):  # top_k or min_p alone, as many as there are rows: of samples
         filters.update({name: _of_samples(filters[name], x.shape[0], indices) for name in ("top_k", "top_p", "min_p") if name in filters})
     n = x.shape[0] if indices is None else indices.shape[0]
@@ -185,7 +211,7 @@ def _in_order(filter_apply_order):
 
 
 def top_k_top_p_sampling_from_probs(probs, top_k, top_p, indices=None, filter_apply_order="top_k_first", deterministic=True, generator=None, check_nan=False,
-                                    seed=None, offset=None, return_valid=False):
+                                    seed=None, offset=None, return_valid=False, top_k_max=None):
     """Both filters. "top_k_first": top_p is a share of what top_k leaves; "joint": of the whole row."""
     first = _in_order(filter_apply_order)
     _check_nan(probs, "probs", check_nan)
@@ -193,7 +219,7 @@ def top_k_top_p_sampling_from_probs(probs, top_k, top_p, indices=None, filter_ap
 
 
 def top_k_top_p_sampling_from_logits(logits, top_k, top_p, indices=None, filter_apply_order="top_k_first", deterministic=True, generator=None, check_nan=False,
-                                     seed=None, offset=None):
+                                     seed=None, offset=None, top_k_max=None):
     """top_k_top_p_sampling_from_probs of softmax(logits), in one pass over them more."""
     first = _in_order(filter_apply_order)
     _check_nan(logits, "probs", check_nan)
@@ -211,6 +237,9 @@ def softmax(logits, temperature=None, enable_pdl=None):
         if _is_array(temperature):
             _check_temperature(temperature, logits)
             temperature = _per_row(temperature, "f32", logits)
+    if core.is_compiled(logits):
+        temperatures, number = _split(temperature)
+        return arrays.torch_of(logits).ops.foveal.softmax(logits, temperatures, 1.0 if number is None else float(number))
     logits = _rows(logits)
     probs = arrays.empty(tuple(logits.shape), "f32", logits)
     _softmax(core.context_for(arrays.device_of(logits)), logits, 1.0 if temperature is None else temperature, probs)
@@ -228,8 +257,14 @@ def _check_temperature(temperature, logits):
         raise ValueError(f"temperature tensor must have dtype float16, bfloat16, float32, or float64, got {temperature.dtype}")
 
 
-def _filtered(function, x, number):
-    x = _rows(x)
+_FILTERS = {"top_p_renorm": _top_p_renorm, "top_k_renorm": _top_k_renorm, "top_k_mask": _top_k_mask}
+
+
+def _filtered(name, x, number):
+    if core.is_compiled(x):
+        numbers, number = _split(number)
+        return arrays.torch_of(x).ops.foveal.filtered(name, x, numbers, 0.0 if number is None else float(number))
+    x, function = _rows(x), _FILTERS[name]
     y = arrays.empty(tuple(x.shape), arrays.dtype_of(x), x)
     function(core.context_for(arrays.device_of(x)), x, number, y)
     return y
@@ -237,17 +272,17 @@ def _filtered(function, x, number):
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
     """probs [rows, vocab] with the smallest set of largest values that has a share of top_p, divided by its sum; 0 elsewhere."""
-    return _filtered(_top_p_renorm, probs, _share(top_p, probs))
+    return _filtered("top_p_renorm", probs, _share(top_p, probs))
 
 
 def top_k_renorm_probs(probs, top_k, is_deterministic=False):
     """probs [rows, vocab] with the top_k largest values, divided by their sum; 0 elsewhere."""
-    return _filtered(_top_k_renorm, probs, _count(top_k, probs))
+    return _filtered("top_k_renorm", probs, _count(top_k, probs))
 
 
 def top_k_mask_logits(logits, top_k):
     """logits [rows, vocab] with the top_k largest; -inf elsewhere."""
-    return _filtered(_top_k_mask, logits, _count(top_k, logits))
+    return _filtered("top_k_mask", logits, _count(top_k, logits))
 
 
 top_p_renorm_prob = top_p_renorm_probs
@@ -262,6 +297,12 @@ def chain_speculative_sampling(draft_probs, draft_token_ids, target_probs, maybe
     """Verifies chains of drafted tokens: draft_probs [batch, n, vocab], draft_token_ids [batch, n], target_probs [batch, n + 1, vocab]. Returns (ids, accepted,
     emitted): int32 [batch, n + 1] with the accepted drafts, one token drawn behind them, and -1; how many drafts pass when looked at alone; how many the chain
     has. The last two are added to the tensors that are given."""
+    if generator is None and core.is_compiled(target_probs):
+        given = (maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num)
+        counts = [arrays.zeros((draft_token_ids.shape[0],), "i32", target_probs) if x is None else x for x in given]
+        (seeds, seed), (offsets, offset) = _split(seed), _split(offset)
+        ids = arrays.torch_of(target_probs).ops.foveal.verify.default(draft_probs, draft_token_ids, target_probs, *counts, seeds, offsets, seed, offset)
+        return ids, counts[0], counts[1]
     draft_probs, target_probs = _rows(draft_probs), _rows(target_probs)
     if arrays.dtype_of(draft_token_ids) not in ("i32", "i64"):
         draft_token_ids = arrays.cast(draft_token_ids, "i32")

@@ -316,16 +316,39 @@ def expand_5d(x, kv_layout):
     return arrays.index(x, (slice(None),) * axis + (None,))
 
 
+def check_arrays(**given):
+    """TypeError for the first that is no array, by its name."""
+    for name, x in given.items():
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise TypeError(f"{name} is {'None' if x is None else 'a ' + type(x).__name__}; it must be an array")
+
+
+def _two(paged_kv_cache, kv_layout):
+    """(k, v) in the given layout, four axes each."""
+    if isinstance(paged_kv_cache, (tuple, list)):
+        if len(paged_kv_cache) != 2:
+            raise ValueError(f"paged_kv_cache has {len(paged_kv_cache)} entries; it is a tensor, or a pair: k and v")
+        k, v = paged_kv_cache
+        return expand_4d(k, kv_layout), expand_4d(v, kv_layout)
+    both = expand_5d(paged_kv_cache, kv_layout)
+    if both.shape[1] != 2:
+        raise ValueError(f"axis 1 of the combined cache is {both.shape[1]}; it holds K and V: 2")
+    return arrays.halves(both)
+
+
+def _unpack_paged_kv_cache(paged_kv_cache, kv_layout):
+    """(k, v) in the given layout."""
+    try:
+        return tuple(_two(paged_kv_cache, kv_layout))
+    except AttributeError:
+        pair = paged_kv_cache if isinstance(paged_kv_cache, (tuple, list)) else ()
+        check_arrays(**(dict(zip(("paged_kv_cache[0]", "paged_kv_cache[1]"), pair)) if pair else {"paged_kv_cache": paged_kv_cache}))
+        raise
+
+
 def unpack_paged_kv_cache(paged_kv_cache, kv_layout):
     """(k, v) as [pages, page, heads, dim] views, whatever the layout."""
-    if isinstance(paged_kv_cache, (tuple, list)):
-        k, v = paged_kv_cache
-        k, v = expand_4d(k, kv_layout), expand_4d(v, kv_layout)
-    else:
-        both = expand_5d(paged_kv_cache, kv_layout)
-        if both.shape[1] != 2:
-            raise ValueError(f"axis 1 of the combined cache is {both.shape[1]}; it holds K and V: 2")
-        k, v = arrays.halves(both)
+    k, v = _unpack_paged_kv_cache(paged_kv_cache, kv_layout)
     if kv_layout == "HND":
         k, v = arrays.permute(k, (0, 2, 1, 3)), arrays.permute(v, (0, 2, 1, 3))
     return k, v
@@ -334,10 +357,3 @@ def unpack_paged_kv_cache(paged_kv_cache, kv_layout):
 _check_kv_layout, _check_pos_encoding_mode = check_kv_layout, check_pos_encoding_mode
 _expand_4d, _expand_5d = expand_4d, expand_5d
 
-
-def _unpack_paged_kv_cache(paged_kv_cache, kv_layout):
-    """(k, v) in the given layout."""
-    if isinstance(paged_kv_cache, (tuple, list)):
-        return tuple(expand_4d(x, kv_layout) for x in paged_kv_cache)
-    both = expand_5d(paged_kv_cache, kv_layout)
-    return arrays.halves(both)
