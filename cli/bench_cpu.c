@@ -203,6 +203,22 @@ static bool pages_case(bench *b, const char *name, int32_t page_size, bool prefi
     return good;
 }
 
+/* Pages in the order "tiles" against the same in rows: n requests of `length` keys and `count` rows
+ * each. */
+static bool tiles_case(bench *b, const char *name, int64_t n, int32_t length, int32_t count)
+{
+    int32_t *lengths = bench_constant(n, length), *rows = bench_constant(n, count);
+    const workload_desc in_rows = { .q_heads = 32, .kv_heads = 8, .dim = 128, .page_size = 16,
+                                    .num_requests = n, .rows = rows, .lengths = lengths };
+    pair p = { .goal = "18c", .name = name, .peer = "own rows", .ours = in_rows, .other = in_rows,
+               .prefill = count > 16 };
+    p.ours.tiled = true;
+    const bool good = pair_case(b, &p);
+    free(rows);
+    free(lengths);
+    return good;
+}
+
 /* The same bits whatever runs beside a request, against the fastest mode. */
 static bool invariant_case(bench *b, const char *name, int64_t n, int32_t length)
 {
@@ -241,6 +257,11 @@ static bool decode_page_1(bench *b, const char *name) { return pages_case(b, nam
 static bool decode_page_16(bench *b, const char *name) { return pages_case(b, name, 16, false); }
 static bool prefill_page_1(bench *b, const char *name) { return pages_case(b, name, 1, true); }
 static bool prefill_page_16(bench *b, const char *name) { return pages_case(b, name, 16, true); }
+static bool tiles_1(bench *b, const char *name) { return tiles_case(b, name, 1, 4096, 1); }
+static bool tiles_8(bench *b, const char *name) { return tiles_case(b, name, 8, 32768, 1); }
+static bool tiles_4_rows(bench *b, const char *name) { return tiles_case(b, name, 1, 4096, 4); }
+static bool tiles_16_rows(bench *b, const char *name) { return tiles_case(b, name, 1, 4096, 16); }
+static bool tiles_prefill(bench *b, const char *name) { return tiles_case(b, name, 1, 2048, 2048); }
 static bool invariant_8(bench *b, const char *name) { return invariant_case(b, name, 8, 4096); }
 static bool invariant_1(bench *b, const char *name) { return invariant_case(b, name, 1, 32768); }
 static bool skew_32_32(bench *b, const char *name) { return skew_case(b, name, 32, 32); }
@@ -278,6 +299,11 @@ static const bench_case cases[] = {
     { "pages of 16 decode b=8 L=4096", decode_page_16 },
     { "pages of 1 prefill L=2048", prefill_page_1 },
     { "pages of 16 prefill L=2048", prefill_page_16 },
+    { "tiles decode b=1 L=4096", tiles_1 },
+    { "tiles decode b=8 L=32768", tiles_8 },
+    { "tiles 4 rows L=4096", tiles_4_rows },
+    { "tiles 16 rows L=4096", tiles_16_rows },
+    { "tiles prefill L=2048", tiles_prefill },
     { "invariant decode b=8 L=4096", invariant_8 },
     { "invariant decode b=1 L=32768", invariant_1 },
 };

@@ -230,7 +230,8 @@ static bool make_plan(fv_ctx *ctx, workload *w)
                                  .o = "bf16", .num_q_heads = d->q_heads,
                                  .num_kv_heads = d->kv_heads, .dim_qk = d->dim, .dim_v = d->dim_v,
                                  .v_in_k = d->latent, .variants = uses, .num_variants = num_uses,
-                                 .k_scale = scale, .v_scale = d->latent ? NULL : scale };
+                                 .k_scale = scale, .v_scale = d->latent ? NULL : scale,
+                                 .page_order = d->tiled ? "tiles" : NULL };
     const fv_plan_desc limits = { .max_requests = d->num_requests, .max_rows = w->total_rows,
                                   .max_kv_tokens = w->total_keys, .max_pages = w->total_pages,
                                   .invariant = d->invariant,

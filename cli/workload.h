@@ -26,6 +26,7 @@ typedef struct workload_desc {
     int64_t pool_keys;                  /* keys that each request has room for: its pages are drawn
                                            from as many. 0: as long as it is */
     int32_t window;                     /* keys seen before a row's own; 0: all */
+    bool tiled;                         /* pages are in the order "tiles" */
     bool rope;                          /* keys are stored unturned, and turned as they are read */
     bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone ... */
     bool ids_on_device;                 /* ... with page ids on the GPU too, as with tensors */

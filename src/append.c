@@ -374,6 +374,21 @@ static fv_status value_views(appender *a)
                         &a->job.v_block_scale);
 }
 
+static fv_status read_order(appender *a)
+{
+    const fv_append_desc *d = a->d;
+    const fv__append_job *job = &a->job;
+    FV_TRY(fv__page_order_read(d->page_order, "desc.page_order", &a->job.tiled, a->err));
+    if (!job->tiled) return FV_OK;
+    if (a->ctx->cuda || job->k_tail.data)
+        return fv__fail(a->err, FV_E_UNSUPPORTED, "desc.page_order", 1, 0,
+                        "desc.page_order is \"tiles\"; %s",
+                        a->ctx->cuda ? "GPUs write rows" : "K with a tail lies in rows");
+    FV_TRY(fv__page_order_types("desc.page_order", job->k.dtype, job->k.width, job->v.dtype,
+                                job->v.data ? job->v.width : 0, a->err));
+    return fv__page_order_size("desc.pages.page_size", d->pages.page_size, a->err);
+}
+
 /* --------------------------------------------------------------------------------------- scales */
 
 static fv_status check_scale(appender *a, const char *field, double x)
@@ -537,6 +552,7 @@ static fv_status check_all(appender *a)
     a->job.num_slots = d->pages.page_size ? d->pages.num_pages * d->pages.page_size : INT64_MAX;
     FV_TRY(key_views(a));
     FV_TRY(value_views(a));
+    FV_TRY(read_order(a));
     FV_TRY(read_scale(a, d->k_scale_kind, "desc.k_scale_kind", &d->k_scale, "desc.k_scale",
                       &a->job.k, &a->job.k_scale));
     FV_TRY(read_scale(a, d->v_scale_kind, "desc.v_scale_kind", &d->v_scale, "desc.v_scale",

@@ -191,6 +191,9 @@ static fv_status same_class(const fv__problem *a, const fv__problem *b, fv_error
         return fv__fail(err, FV_E_INVALID, "problem.dim_qk", b->dim_qk, a->dim_qk, "the new problem's dims differ from those the plan was created for");
     if (a->k_scale != b->k_scale || a->v_scale != b->v_scale)
         return fv__fail(err, FV_E_INVALID, "problem.k_scale", b->k_scale, a->k_scale, "the new problem's scales differ from those the plan was created for");
+    if (a->tiled != b->tiled)
+        return fv__fail(err, FV_E_INVALID, "problem.page_order", b->tiled, a->tiled,
+                        "the new problem's page order differs from the one that the plan was created for");
     if (fv__problem_has_bits(b) && !fv__problem_has_bits(a))
         return fv__fail(err, FV_E_INVALID, "problem.variants", 1, 0, "the new problem has a dense mask; the plan was created without room for one");
     if ((b->hooks & ~a->hooks) & (1u << FV__HOOK_KEY_SUM))
@@ -264,6 +267,8 @@ static fv_status refresh(fv_plan *plan, fv_stream stream, fv_error *err)
     fv__bounds bounds;
     plan->step = plan->problem;
     FV_TRY(fv__batch_read(&plan->given, &plan->limits, fv__problem_has_bits(&plan->problem), &plan->batch_memory, &plan->batch, &plan->tables, err));
+    if (plan->problem.tiled && (plan->tables.paged || plan->batch.total_keys))
+        FV_TRY(fv__page_order_size("batch.pages.page_size", plan->given.pages.page_size, err));
     FV_TRY(bind_batch(plan, err));
     collect_bounds(&plan->step, &bounds);
     if (bounds.lifted && plan->ctx->cuda)       /* the lists lie on the device: plan for all keys */

@@ -150,6 +150,60 @@ static fv_status read_numbers(const fv_problem *given, fv__problem *p, fv_error 
     return FV_OK;
 }
 
+/* ---------------------------------------------------------------------------------- page order */
+
+enum { TILE_TOKENS = 16, TILE_DIMS = 32 };
+
+fv_status fv__page_order_read(const char *name, const char *field, bool *tiled, fv_error *err)
+{
+    *tiled = name && !strcmp(name, "tiles");
+    if (!name || *tiled || !strcmp(name, "rows")) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is \"%.32s\"; it must be rows or tiles", field,
+                    name);
+}
+
+static fv_status check_tiled(const char *field, const char *what, fv__dtype dtype, int32_t dim,
+                             fv_error *err)
+{
+    const int32_t bits = fv__dtypes[dtype].bits;
+    if (bits != 16)
+        return fv__fail(err, FV_E_UNSUPPORTED, field, bits, 16,
+                        "%s is \"tiles\" and %s %s; pages of tiles hold f16 or bf16", field, what,
+                        fv__dtypes[dtype].name);
+    if (dim % TILE_DIMS)
+        return fv__fail(err, FV_E_UNSUPPORTED, field, dim, TILE_DIMS,
+                        "%s is \"tiles\" and %s %d wide; tiles need a multiple of %d", field, what,
+                        dim, TILE_DIMS);
+    return FV_OK;
+}
+
+fv_status fv__page_order_types(const char *field, fv__dtype k, int32_t dim_k, fv__dtype v,
+                               int32_t dim_v, fv_error *err)
+{
+    FV_TRY(check_tiled(field, "K is", k, dim_k, err));
+    return dim_v ? check_tiled(field, "V is", v, dim_v, err) : FV_OK;
+}
+
+fv_status fv__page_order_size(const char *field, int32_t page_size, fv_error *err)
+{
+    if (page_size && page_size % TILE_TOKENS == 0) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, page_size, TILE_TOKENS,
+                    "%s is %d and page_order \"tiles\": such pages hold a multiple of %d tokens%s",
+                    field, page_size, TILE_TOKENS,
+                    page_size ? "" : "; keys that are not in pages lie in rows");
+}
+
+static fv_status read_page_order(const fv_problem *given, fv__problem *p, fv_error *err)
+{
+    FV_TRY(fv__page_order_read(given->page_order, "problem.page_order", &p->tiled, err));
+    if (!p->tiled) return FV_OK;
+    if (p->qk_tail || p->v_in_k)
+        return fv__fail(err, FV_E_UNSUPPORTED, "problem.page_order", 1, 0,
+                        "problem.page_order is \"tiles\"; K with %s lies in rows",
+                        p->qk_tail ? "a tail" : "V in it");
+    return fv__page_order_types("problem.page_order", p->k, p->dim_qk, p->v, p->dim_v, err);
+}
+
 /* ------------------------------------------------------------------------------------- variants */
 
 static fv_status unknown_variant(const char *name, const char *field, fv_error *err)
@@ -308,6 +362,7 @@ fv_status fv__problem_init_in(const fv_problem *given, fv__frequencies *room, fv
     FV_TRY(read_dims(given, out, err));
     FV_TRY(check_blocks(out, err));
     FV_TRY(read_numbers(given, out, err));
+    FV_TRY(read_page_order(given, out, err));
     const fv_status status = read_uses(given, room, out, err);
     if (status != FV_OK) fv__problem_free(out);
     return status;

@@ -14,6 +14,7 @@ typedef struct fv__problem {
     int32_t dim_qk, dim_v, qk_tail;
     float scale;
     bool v_in_k, lse_base2;
+    bool tiled;                         /* pages in the order "tiles" */
     int32_t alignment;
     fv__scale_kind k_scale, v_scale;
     int32_t num_uses;
@@ -28,6 +29,12 @@ typedef float fv__frequencies[FV__MAX_VARIANTS][FV__MAX_DIM / 2];
 fv_status fv__problem_init(const fv_problem *given, fv__problem *out, fv_error *err);
 fv_status fv__problem_init_in(const fv_problem *given, fv__frequencies *room, fv__problem *out, fv_error *err);
 void fv__problem_free(fv__problem *problem);
+
+/* The order of pages that `name` (`field` of a call) asks for; and whether pages of K and V that lie in tiles can be of these types, widths
+ * (0: absent) and size (0: ragged). */
+fv_status fv__page_order_read(const char *name, const char *field, bool *tiled, fv_error *err);
+fv_status fv__page_order_types(const char *field, fv__dtype k, int32_t dim_k, fv__dtype v, int32_t dim_v, fv_error *err);
+fv_status fv__page_order_size(const char *field, int32_t page_size, fv_error *err);
 
 /* Binds one argument list (`where`: "problem.variants[2].args", "batch.args", "tensors.args"). Binding an argument that is due later is
  * early binding; one that was due earlier is refused. Names that no variant and none of `others` takes are refused. */

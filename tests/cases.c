@@ -548,6 +548,7 @@ static const key_spec keys[] = {
     { "x_key_sums", K_BOOL, AT(x.key_sums), 0, 0, 0 },
     { "x_head_scales", K_BOOL, AT(x.head_scales), 0, 0, 0 },
     { "x_v_ids", K_BOOL, AT(x.v_ids), 0, 0, 0 },
+    { "x_tiled", K_BOOL, AT(x.tiled), 0, 0, 0 },
 };
 
 static bool read_value(parser *p, const key_spec *k, const char *v, void *to)
@@ -825,9 +826,28 @@ static bool finish_cut(parser *p, const case_row *row)
     return true;
 }
 
+static bool finish_tiled(parser *p, const case_row *row)
+{
+    const bool narrow = row->kv_dtype != CASE_KV_SAME || row->x.int8;
+
+    if (!row->x.tiled)
+        return true;
+    if (row->mem != 1u << CASE_MEM_PAGED || row->mla || row->x.tail || row->dk % 32 || row->dv % 32)
+        return fail(p, "x_tiled: mem=paged, dims of multiples of 32, neither mla nor x_tail");
+    if (narrow || row->dtype & 1u << CASE_DTYPE_F32)
+        return fail(p, "x_tiled: dtype=f16,bf16 and no other kv_dtype");
+    for (int64_t i = 0; i < row->page.n; i++)
+        if (row->page.at[i] % 16)
+            return fail(p, "x_tiled: a page of %d tokens", row->page.at[i]);
+    return true;
+}
+
 static bool finish_extra(parser *p, const case_row *row)
 {
     const case_extra *x = &row->x;
+
+    if (!finish_tiled(p, row))
+        return false;
 
     if (x->rope_dim > row->dk || x->rope_dim % 2)
         return fail(p, "x_rope=%d is odd or more than dk", x->rope_dim);

@@ -109,6 +109,8 @@ typedef struct case_extra {
     bool head_scales;                   /* x_head_scales: stored elements of KV head h times 2^(h
                                            mod 3 - 1) */
     bool v_ids;                         /* x_v_ids: V's pages have other ids than K's */
+    bool tiled;                         /* x_tiled: pages are in the order "tiles"; mem=paged, and
+                                           pages, dims and types that have it */
 } case_extra;
 
 typedef struct case_pair {              /* one line of the file */

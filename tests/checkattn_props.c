@@ -192,6 +192,7 @@ typedef struct writer {
     int hq, hk, dk, dv, tail;
     bool mla, alike;                    /* all requests have the same q and kv */
     bool tree, shared, blocks;
+    bool tiled;                         /* pages in the order "tiles" */
 } writer;
 
 static uint32_t draw(writer *w, uint32_t below)
@@ -418,8 +419,13 @@ static void draw_rules(writer *w)
 static void draw_types(writer *w)
 {
     static const char *const types[] = { "f16", "bf16", "f32" };
-    const int kind = (int)draw(w, 12);
+    const int kind = (int)draw(w, 14);
 
+    w->tiled = kind >= 12 && w->dk % 32 == 0 && w->dv % 32 == 0 && !w->tail && !w->mla;
+    if (w->tiled) {
+        put(w, "dtype=%s\nmem=paged\nx_tiled=1\n", types[draw(w, 2)]);
+        return;
+    }
     if (chance(w, 85))
         put(w, "dtype=%s\n", types[draw(w, 3)]);
     if (kind == 0)
@@ -480,7 +486,8 @@ static void draw_share(writer *w)
 
 static void draw_storage(writer *w)
 {
-    const int a = ONE_OF(w, 1, 2, 3, 5, 7, 16), b = ONE_OF(w, 16, 17, 31, 64, 100, 128, 544);
+    const int a = w->tiled ? 16 : ONE_OF(w, 1, 2, 3, 5, 7, 16);
+    const int b = w->tiled ? ONE_OF(w, 32, 48, 128) : ONE_OF(w, 16, 17, 31, 64, 100, 128, 544);
 
     put(w, "page=%d,%d\nplacement=identity,reversed,random,scattered\n", a, b);
     put(w, "splits=%s,%s\n", (const char *[]){ "1", "auto" }[draw(w, 2)],

@@ -419,6 +419,38 @@ static void put_scales(setup *s, int64_t token, const place *p, int h)
     }
 }
 
+/* Where pages in the order "tiles" (fv_problem) have element d of the token in `slot`: a row of the
+ * page and an element of it. */
+static void tiled_place(bool is_key, int width, int64_t slot, int d, int64_t *row, int64_t *at)
+{
+    const int64_t word = 2 * d + slot % 2;      /* of the pair of tokens */
+
+    *row = is_key ? slot / 16 * 16 + d % 32 / 2 : slot / 2 * 2 + word / width;
+    *at = is_key ? d / 32 * 32 + slot % 16 * 2 + d % 2 : word % width;
+}
+
+static void put_tiled(setup *s, int64_t token, const place *p)
+{
+    const stored *st = s->st;
+    const case_row *row = s->row;
+    int64_t to, at;
+
+    for (int h = 0; h < row->hk; h++) {
+        const int64_t from = token * row->hk + h;
+        for (int d = 0; d < row->dk; d++) {
+            tiled_place(true, row->dk, p->slot, d, &to, &at);
+            put_row(&s->k, st->kv_type, element_at(&s->kg, p->k_page, to, h) + at,
+                    st->k + from * st->k_row + 2 * d, 2);
+        }
+        for (int d = 0; d < row->dv; d++) {
+            tiled_place(false, row->dv, p->slot, d, &to, &at);
+            put_row(s->joint ? &s->k : &s->v, st->kv_type,
+                    element_at(&s->vg, p->v_page, to, h) + at, st->v + from * st->v_row + 2 * d, 2);
+        }
+        put_scales(s, token, p, h);
+    }
+}
+
 static void put_token(setup *s, int64_t token, const place *p)
 {
     const stored *st = s->st;
@@ -454,7 +486,10 @@ static void put_cache(setup *s)
                 p.k_page = s->page_ids[s->page_at[i] + j / s->page];
                 p.v_page = s->v_page_ids[s->page_at[i] + j / s->page];
             }
-            put_token(s, token, &p);
+            if (s->row->x.tiled)
+                put_tiled(s, token, &p);
+            else
+                put_token(s, token, &p);
         }
 }
 
@@ -889,6 +924,7 @@ static void make_problem(setup *s)
                       .scale = row->sm_scale,
                       .v_in_k = row->mla,
                       .qk_tail = row->x.tail,
+                      .page_order = row->x.tiled ? "tiles" : NULL,
                       .lse_base2 = axis(s, CASE_AXIS_BASE) == CASE_BASE_2,
                       .alignment =
                           offset_for(s, s->st->kv_type) || offset_for(s, s->st->q_type) ? 1 : 0 };

@@ -696,6 +696,98 @@ static void s080_prefill_is_decode(void **state)
 
 /* ---- objects ---- */
 
+/* ---- pages in the order "tiles" ---- */
+
+enum { TILED_DIM = 32, TILED_KEYS = 43, TILED_ROWS = 5 };
+
+static fv_problem problem_tiled(const char *order)
+{
+    return (fv_problem){ .q = "f32", .k = "bf16", .v = "bf16", .o = "f32", .num_q_heads = HQ, .num_kv_heads = HK, .dim_qk = TILED_DIM,
+                         .page_order = order };
+}
+
+static fv_tensor tiled_pool(void *data)
+{
+    return (fv_tensor){ .data = data, .dtype = "bf16", .ndim = 4, .shape = { POOL, PAGE, HK, TILED_DIM },
+                        .stride = { PAGE * HK * TILED_DIM, HK * TILED_DIM, TILED_DIM, 1 } };
+}
+
+static fv_tensor tiled_rows(const float *data, int rows, int heads)
+{
+    return (fv_tensor){ .data = (void *)(uintptr_t)data, .dtype = "f32", .ndim = 3, .shape = { rows, heads, TILED_DIM },
+                        .stride = { (int64_t)heads * TILED_DIM, TILED_DIM, 1 } };
+}
+
+/* Keys appended in two steps, the last page copied to another, attention over them. */
+static void attend_in_order(world *w, const char *order, float *o)
+{
+    enum { FIRST = 30 };
+    static uint16_t k[POOL * PAGE * HK * TILED_DIM], v[POOL * PAGE * HK * TILED_DIM];
+    const fv_problem problem = problem_tiled(order);
+    const fv_plan_desc limits = limits_of();
+    fv_plan *plan;
+    int32_t ids[] = { 4, 2, 9 };
+    for (int first = 0; first < TILED_KEYS; first += FIRST) {
+        const int end = first + FIRST < TILED_KEYS ? first + FIRST : TILED_KEYS;
+        const int32_t rows[] = { 0, end - first }, lengths[] = { end }, indptr[] = { 0, 3 };
+        const fv_append_desc append = { .new_k = tiled_rows(w->k + first * HK * TILED_DIM, end - first, HK),
+                                        .new_v = tiled_rows(w->v + first * HK * TILED_DIM, end - first, HK), .k = tiled_pool(k),
+                                        .v = tiled_pool(v), .num_requests = 1, .rows = fv_i32(rows, 2), .lengths = fv_i32(lengths, 1),
+                                        .pages = { .page_size = PAGE, .num_pages = POOL, .indptr = fv_i32(indptr, 2), .ids = fv_i32(ids, 3) },
+                                        .page_order = order };
+        assert_int_equal(fv_append(w->ctx, &append, NULL, &w->err), FV_OK);
+    }
+    const fv_tensor kt = tiled_pool(k), vt = tiled_pool(v);
+    assert_int_equal(fv_copy_pages(w->ctx, &kt, &vt, &(fv_copy){ 9, 7 }, 1, NULL, &w->err), FV_OK);
+    ids[2] = 7;
+    assert_int_equal(fv_plan_create(w->ctx, &problem, &limits, &plan, &w->err), FV_OK);
+    csr c = { 0 };
+    add_request(&c, TILED_ROWS, TILED_KEYS, ids, 3);
+    const fv_batch b = batch_of(&c);
+    const fv_tensors t = { .q = tiled_rows(w->q, TILED_ROWS, HQ), .k = kt, .v = vt, .o = tiled_rows(o, TILED_ROWS, HQ) };
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_OK);
+    assert_int_equal(fv_run(plan, &t, NULL, &w->err), FV_OK);
+    fv_plan_destroy(&plan);
+}
+
+static void tiled_pages_are_pages(void **state)
+{
+    world *w = *state;
+    static float rows[TILED_ROWS * HQ * TILED_DIM], tiles[TILED_ROWS * HQ * TILED_DIM];
+    float most = 0;
+    attend_in_order(w, NULL, rows);
+    attend_in_order(w, "tiles", tiles);
+    for (int i = 0; i < TILED_ROWS * HQ * TILED_DIM; i++) {
+        assert_true(fabsf(rows[i] - tiles[i]) < 1e-4f);
+        most = fmaxf(most, fabsf(rows[i]));
+    }
+    assert_true(most > 0.01f);
+}
+
+static void tiled_pages_are_refused(void **state)
+{
+    world *w = *state;
+    const fv_problem tiled = problem_tiled("tiles"), rows = problem_tiled("rows");
+    const fv_plan_desc limits = limits_of();
+    fv_plan *plan;
+    assert_int_equal(fv_plan_create(w->ctx, &tiled, &limits, &plan, &w->err), FV_OK);
+    csr c = { 0 };
+    add_request(&c, 1, 20, (int32_t[]){ 1, 2 }, 2);
+    fv_batch b = batch_of(&c);
+    assert_int_equal(fv_plan_update(plan, &rows, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "problem.page_order");
+    b.pages.page_size = 24;
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch.pages.page_size");
+    assert_says(&w->err, "multiple of 16");
+    b = (fv_batch){ .num_requests = 1, .rows = b.rows, .kv_indptr = fv_i32((int32_t[]){ 0, 20 }, 2) };
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+    assert_says(&w->err, "not in pages");
+    b = (fv_batch){ .kv_indptr = fv_i32((int32_t[]){ 0 }, 1) };     /* no keys, which lie nowhere */
+    assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_OK);
+    fv_plan_destroy(&plan);
+}
+
 static void close_refuses_while_plans_live(void **state)
 {
     (void)state;
@@ -828,6 +920,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(wrong_tensors_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bent_tensors_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bent_batches_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(tiled_pages_are_pages, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(tiled_pages_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s058_mask_of_the_wrong_size, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s059_mask_then_causal, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s069_block_lists, set_up, tear_down),

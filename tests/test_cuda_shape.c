@@ -124,23 +124,30 @@ static void test_the_large_device_takes_all(void **state)
 }
 
 /* What only CPUs read is refused by name. */
-static void test_int4_is_refused(void **state)
+static void check_refused(const fv_problem *given, const char *field, const char *word)
+{
+    const fv__attend_device d = device_of(2);
+    const fv_plan_desc limits = { .max_requests = 4, .max_rows = 4, .max_kv_tokens = 1 << 20, .max_pages = 1 << 16 };
+    fv__problem p;
+    fv__attend_config c;
+    fv_error err = { 0 };
+    assert_int_equal(fv__problem_init(given, &p, NULL), FV_OK);
+    assert_int_equal(fv__attend_configure(&p, &limits, &d, &c, &err), FV_E_UNSUPPORTED);
+    assert_string_equal(err.field, field);
+    assert_non_null(strstr(err.text, word));
+    fv__problem_free(&p);
+}
+
+static void test_what_cpus_read_is_refused(void **state)
 {
     (void)state;
-    for (int only_v = 0; only_v < 2; only_v++) {
-        const fv__attend_device d = device_of(2);
-        const fv_problem given = { .q = "bf16", .k = only_v ? "bf16" : "int4", .v = "int4", .o = "bf16",
-                                   .num_q_heads = 32, .num_kv_heads = 8, .dim_qk = 128 };
-        const fv_plan_desc limits = { .max_requests = 4, .max_rows = 4, .max_kv_tokens = 1 << 20, .max_pages = 1 << 16 };
-        fv__problem p;
-        fv__attend_config c;
-        fv_error err = { 0 };
-        assert_int_equal(fv__problem_init(&given, &p, NULL), FV_OK);
-        assert_int_equal(fv__attend_configure(&p, &limits, &d, &c, &err), FV_E_UNSUPPORTED);
-        assert_string_equal(err.field, only_v ? "problem.v" : "problem.k");
-        assert_non_null(strstr(err.text, "int4"));
-        fv__problem_free(&p);
-    }
+    fv_problem given = { .q = "bf16", .k = "int4", .v = "int4", .o = "bf16", .num_q_heads = 32, .num_kv_heads = 8, .dim_qk = 128 };
+    check_refused(&given, "problem.k", "int4");
+    given.k = "bf16";
+    check_refused(&given, "problem.v", "int4");
+    given.v = "bf16";
+    given.page_order = "tiles";
+    check_refused(&given, "problem.page_order", "rows");
 }
 
 /* The same question has the same answer. */
@@ -213,7 +220,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_choice_fits),
         cmocka_unit_test(test_the_large_device_takes_all),
-        cmocka_unit_test(test_int4_is_refused),
+        cmocka_unit_test(test_what_cpus_read_is_refused),
         cmocka_unit_test(test_choices_are_a_function),
         cmocka_unit_test(test_a_thousand_shapes_are_two_builds),
     };

@@ -672,6 +672,7 @@ typedef struct step {
     int64_t place[8];                   /* first page entry, or first token */
     int num_ids;
     bool paged, csr, own_v, wide_ids, use_table_rows;
+    bool tiled;                         /* pages in the order "tiles" */
 } step;
 
 static void random_requests(step *s)
@@ -699,7 +700,7 @@ static void random_requests(step *s)
 static void random_tables(step *s)
 {
     int64_t pool[400], v_pool[400];
-    s->page_size = 1 + below(9);
+    s->page_size = s->tiled ? 16 * (1 + below(3)) : 1 + below(9);
     s->num_pages = 400;
     s->table_width = 48;
     for (int i = 0; i < 400; i++) pool[i] = v_pool[i] = i;
@@ -765,18 +766,31 @@ static int64_t slot_element(const step *s, const block *cache, const int64_t *id
            head * stride[2];
 }
 
+/* Where element d of key `key` is: in its row, or where the order "tiles" of fv_problem has it. */
+static int64_t stored_element(const step *s, const block *cache, const int64_t *ids, int r, int key,
+                              int head, int d, bool is_key)
+{
+    const int width = (int)cache->t.shape[cache->t.ndim - 1];
+    if (!s->tiled) return slot_element(s, cache, ids, r, key, head) + d;
+    if (is_key)
+        return slot_element(s, cache, ids, r, key / 16 * 16 + d % 32 / 2, head) + d / 32 * 32 +
+               key % 16 * 2 + d % 2;
+    const int at = 2 * d + key % 2;
+    return slot_element(s, cache, ids, r, key / 2 * 2 + at / width, head) + at % width;
+}
+
 /* The model: one element after the other. */
 static void store_model(const step *s, const block *x, block *cache, const int64_t *ids,
-                        float scale)
+                        float scale, bool is_key)
 {
     for (int r = 0; r < s->n; r++)
         for (int i = 0; i < s->rows[r]; i++)
             for (int h = 0; h < s->heads; h++) {
-                const int64_t to =
-                    slot_element(s, cache, ids, r, s->lengths[r] - s->rows[r] + i, h);
+                const int key = s->lengths[r] - s->rows[r] + i;
                 const int64_t from = at3(x, s->row_indptr[r] + i, h);
-                for (int64_t d = 0; d < x->t.shape[2]; d++)
-                    set(cache, to + d, (double)((float)get(x, from + d) / scale));
+                for (int d = 0; d < (int)x->t.shape[2]; d++)
+                    set(cache, stored_element(s, cache, ids, r, key, h, d, is_key),
+                        (double)((float)get(x, from + d) / scale));
             }
 }
 
@@ -785,7 +799,8 @@ static fv_append_desc describe(const step *s)
     fv_append_desc d = { .num_requests = s->n,
                          .rows = fv_i32(s->row_indptr, s->n + 1),
                          .lengths = fv_i32(s->len32, s->n),
-                         .first_positions = fv_i32(s->first32, s->n) };
+                         .first_positions = fv_i32(s->first32, s->n),
+                         .page_order = s->tiled ? "tiles" : below(2) ? "rows" : NULL };
     if (!s->paged) {
         d.kv_indptr = fv_i32(s->kv_indptr, s->n + 1);
         return d;
@@ -800,13 +815,13 @@ static fv_append_desc describe(const step *s)
     return d;
 }
 
-static step random_step(void)
+static step random_step(bool tiled)
 {
-    step s = { 0 };
+    step s = { .tiled = tiled };
     s.heads = 1 + below(4);
-    s.width = 1 + below(150);
-    s.v_width = 1 + below(150);
-    s.paged = below(3);
+    s.width = tiled ? 32 * (1 + below(5)) : 1 + below(150);
+    s.v_width = tiled ? 32 * (1 + below(5)) : 1 + below(150);
+    s.paged = tiled || below(3);
     s.csr = below(2);
     s.own_v = below(2);
     s.wide_ids = below(2);
@@ -820,9 +835,10 @@ static void rows_land_where_they_belong(void **state)
 {
     (void)state;
     static const char *const types[] = { "f32", "f16", "bf16", "fp8_e4m3", "int8" };
-    for (int round = 0; round < 150; round++) {
-        const step s = random_step();
-        const char *kt = types[below(5)], *vt = types[below(5)];
+    for (int round = 0; round < 220; round++) {
+        const step s = random_step(round >= 150);
+        const char *kt = types[s.tiled ? 1 + below(2) : below(5)],
+                   *vt = types[s.tiled ? 1 + below(2) : below(5)];
         block x = make_rows(floats[below(3)], s.total + below(3), s.heads, s.width, below(4)),
               y = make_rows(floats[below(3)], s.total + below(3), s.heads, s.v_width, 0);
         fill(&x), fill(&y);
@@ -830,8 +846,8 @@ static void rows_land_where_they_belong(void **state)
                     v_before = make_cache(&s, vt, s.v_width, below(3));
         block k_want = copy_of(&k_before), v_want = copy_of(&v_before);
         const bool scaled = below(2);
-        store_model(&s, &x, &k_want, s.ids, scaled ? 0.3f : 1);
-        store_model(&s, &y, &v_want, s.own_v ? s.v_ids : s.ids, scaled ? 1.7f : 1);
+        store_model(&s, &x, &k_want, s.ids, scaled ? 0.3f : 1, true);
+        store_model(&s, &y, &v_want, s.own_v ? s.v_ids : s.ids, scaled ? 1.7f : 1, false);
         for (int l = 0; l < num_levels; l++) {
             block k = copy_of(&k_before), v = copy_of(&v_before);
             fv_append_desc d = describe(&s);
@@ -933,7 +949,7 @@ static void rotates_on_the_way(void **state)
 {
     (void)state;
     for (int round = 0; round < 60; round++) {
-        step s = random_step();
+        step s = random_step(false);
         s.own_v = false;
         const int kind = round % 3; /* plain keys; keys with a tail that turns; given positions */
         const bool interleaved = below(2);
@@ -983,7 +999,7 @@ static void rotates_on_the_way(void **state)
             check_turned(kind == 1 ? &xt : &x, &seen, &ref, positions);
             if (kind == 1) { /* the part in front of the tail does not turn */
                 block want = copy_of(&k_before);
-                store_model(&s, &x, &want, s.ids, 1);
+                store_model(&s, &x, &want, s.ids, 1, true);
                 same_block(&k, &want);
                 free(want.memory);
             }
@@ -1199,8 +1215,12 @@ static void append_refused(void **state)
     block s = make_block("f32", 3, (int64_t[]){ PAGES, PAGE, 2 }, (int64_t[]){ PAGE * 2, 2, 1 });
     block b = make_block("fp8_e4m3", 4, (int64_t[]){ PAGES, PAGE, 2, 1 },
                          (int64_t[]){ PAGE * 2, 2, 1, 1 });
+    block wide = make_rows("f32", 3, 2, 32, 0);
+    block tiles = make_block("bf16", 4, (int64_t[]){ PAGES, PAGE, 2, 32 },
+                             (int64_t[]){ PAGE * 64, 64, 32, 1 });
+    fill(&wide);
     const block k_before = copy_of(&k), s_before = copy_of(&s), q_before = copy_of(&q),
-                b_before = copy_of(&b);
+                b_before = copy_of(&b), tiles_before = copy_of(&tiles);
     const fv_rope_desc rope = { .rotary_dim = 16 };
     int32_t positions[3] = { 1, 2, 3 };
     const fv_append_desc good = { .new_k = x.t,
@@ -1284,6 +1304,15 @@ static void append_refused(void **state)
     BAD((d.k.dtype = "fp4_e2m1"), "desc.k_block_scale", "missing");
     BAD((d.k.dtype = "fp4_e2m1", d.k_block_scale = b.t, d.k_block_scale.shape[3] = 2),
         "desc.k_block_scale", "expected 1");
+    BAD(d.page_order = "squares", "desc.page_order", "rows or tiles");
+    BAD((d.page_order = "tiles", d.new_k = wide.t, d.k = tiles.t, d.new_v.data = d.v.data = NULL),
+        "desc.pages.page_size", "a multiple of 16");
+    d = good, d.page_order = "tiles";
+    REFUSED(fv_append(ctx, &d, NULL, &err), FV_E_UNSUPPORTED, "desc.page_order", "K is fp8_e4m3");
+    d.k.dtype = "bf16", d.v.dtype = "bf16";
+    REFUSED(fv_append(ctx, &d, NULL, &err), FV_E_UNSUPPORTED, "desc.page_order", "16 wide");
+    d = good, d.page_order = "tiles", d.new_k = wide.t, d.k = tiles.t;
+    REFUSED(fv_append(ctx, &d, NULL, &err), FV_E_UNSUPPORTED, "desc.page_order", "V is fp8_e4m3");
     BAD(d.q = q.t, "desc.q", "rope is NULL");
     BAD(d.q_out = q.t, "desc.q_out", "q is absent");
     BAD((d.rope = &rope, d.q = q.t), "desc.q_out", "dtype");
@@ -1311,9 +1340,10 @@ static void append_refused(void **state)
     fv__os_fail_at = 0;
 #undef BAD
     same_block(&k, &k_before), same_block(&s, &s_before), same_block(&q, &q_before),
-        same_block(&b, &b_before);
+        same_block(&b, &b_before), same_block(&tiles, &tiles_before);
     no_faults(ctx);
     OK(fv_append(ctx, &good, NULL, &err));              /* and it was good */
+    free(wide.memory), free(tiles.memory), free(tiles_before.memory);
     free(x.memory), free(y.memory), free(q.memory), free(k.memory), free(s.memory), free(b.memory);
     free(k_before.memory), free(s_before.memory), free(q_before.memory), free(b_before.memory);
 }

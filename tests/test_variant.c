@@ -440,7 +440,19 @@ static void problems_refused(void **state)
     BAD_PROBLEM(g.k_scale = "row", FV_E_INVALID, "k_scale", "row");
     BAD_PROBLEM(g.alignment = 3, FV_E_INVALID, "alignment", "3");
     BAD_PROBLEM(g.alignment = -16, FV_E_INVALID, "alignment", "-16");
-    BAD_PROBLEM(g.reserved[7] = 1, FV_E_INVALID, "reserved", "word 7");
+    BAD_PROBLEM(g.reserved[6] = 1, FV_E_INVALID, "reserved", "word 6");
+    BAD_PROBLEM(g.page_order = "squares", FV_E_INVALID, "page_order", "rows or tiles");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = "int8"), FV_E_UNSUPPORTED, "page_order", "int8");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = "bf16", g.v = "f32"), FV_E_UNSUPPORTED, "page_order",
+                "V is f32");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = g.v = "f16", g.dim_qk = 80), FV_E_UNSUPPORTED,
+                "page_order", "80 wide");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = g.v = "f16", g.dim_v = 16), FV_E_UNSUPPORTED,
+                "page_order", "16 wide");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = g.v = "f16", g.qk_tail = 32), FV_E_UNSUPPORTED,
+                "page_order", "a tail");
+    BAD_PROBLEM((g.page_order = "tiles", g.k = g.v = "f16", g.v_in_k = true), FV_E_UNSUPPORTED,
+                "page_order", "V in it");
     BAD_PROBLEM((g.k = "fp4_e2m1", g.dim_qk = 40), FV_E_INVALID, "dim_qk", "16");
     BAD_PROBLEM((g.v = "fp4_e2m1", g.dim_v = 8), FV_E_INVALID, "dim_v", "16");
     BAD_PROBLEM((g.k = "fp4_e2m1", g.qk_tail = 16), FV_E_UNSUPPORTED, "qk_tail", "tail");

@@ -285,8 +285,17 @@ typedef struct fv_problem {
     int32_t qk_tail;                /* the last so many elements of dim_qk lie in .q_tail / .k_tail instead of .q / .k; 0: none */
     bool v_in_k;                    /* V is the first dim_v elements of K (latent attention); .v must be absent */
     bool lse_base2;                 /* lse in base 2 instead of natural */
-    uint64_t reserved[8];
+    const char *page_order;         /* how elements lie within a page of K and V: NULL or "rows": every token's row by itself; "tiles": see below */
+    uint64_t reserved[7];
 } fv_problem;
+
+/* Pages in the order "tiles", the one that matrix tiles and products of pairs want. Shapes and strides are those of rows, and every page holds its
+ * own elements in its own places, so pools, page tables and fv_copy_pages know nothing of it; but what lies in the rows of a page is
+ *   K   for every 16 tokens: element d of token t is in the row of token 16 (t / 16) + d % 32 / 2, at 32 (d / 32) + 2 (t % 16) + d % 2:
+ *       each square of 16 tokens x 16 pairs of d is turned
+ *   V   for every 2 tokens: the pairs (element d of token t, element d of token t + 1), d ascending, fill the row of t and then that of t + 1
+ * For K and V of 16 bits, dims that are multiples of 32, page sizes that are multiples of 16; without qk_tail and v_in_k. CPU only. fv_append
+ * writes it where its descriptor says so, too. */
 
 /* --------------------------------------------------------------------------------------------------- the batch */
 
@@ -487,7 +496,8 @@ typedef struct fv_append_desc {
     fv_index kv_indptr;
     fv_index slots;                 /* [rows]; then rows, lengths and tables are not used (row_positions is needed with rope) */
     bool checked;                   /* report NaN */
-    uint64_t reserved[8];
+    const char *page_order;         /* as fv_problem.page_order: how k and v are written */
+    uint64_t reserved[7];
 } fv_append_desc;
 
 /* Values beyond the range of an 8-bit type saturate; NaN stays NaN where the type has one. CPU: blocks. GPU: launches, allocates nothing there. Index

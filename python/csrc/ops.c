@@ -143,7 +143,7 @@ FUNCTION(rope)
 /* --------------------------------------------------------------------------------------------------------- append */
 
 enum { A_CONTEXT, A_NEW_K, A_NEW_V, A_K, A_V, A_BATCH, A_SLOTS, A_ROW_POSITIONS, A_PAGE_SIZE, A_NUM_PAGES, A_NEW_K_TAIL, A_K_TAIL, A_K_SCALE_KIND,
-       A_V_SCALE_KIND, A_K_SCALE, A_V_SCALE, A_K_BLOCK_SCALE, A_V_BLOCK_SCALE, A_ROPE, A_Q, A_Q_OUT, A_CHECKED, A_STREAM };
+       A_V_SCALE_KIND, A_K_SCALE, A_V_SCALE, A_K_BLOCK_SCALE, A_V_BLOCK_SCALE, A_ROPE, A_Q, A_Q_OUT, A_CHECKED, A_PAGE_ORDER, A_STREAM };
 
 static int append_place(PyObject *const *given, fv_append_desc *d, holder *h)
 {
@@ -205,7 +205,7 @@ static int append_read(PyObject *const *given, const context_object *c, fv_appen
     h->stream = *stream;
     if (append_arrays(given, &c->where, d, scales, h) != 0 || append_place(given, d, h) != 0 ||
         take_text(given[A_K_SCALE_KIND], "k_scale_kind", &d->k_scale_kind) != 0 || take_text(given[A_V_SCALE_KIND], "v_scale_kind", &d->v_scale_kind) != 0 ||
-        take_bool(given[A_CHECKED], "checked", &d->checked) != 0)
+        take_bool(given[A_CHECKED], "checked", &d->checked) != 0 || take_text(given[A_PAGE_ORDER], "page_order", &d->page_order) != 0)
         return -1;
     pool_of_cache(d);
     if (!given[A_ROPE] || given[A_ROPE] == Py_None) return 0;
@@ -218,7 +218,7 @@ FUNCTION(append)
     (void)module;
     static signature sig = { "append", 5, { "!context", "!new_k", "!new_v", "!k", "!v", "batch", "slots", "row_positions", "page_size", "num_pages", "new_k_tail",
                                             "k_tail", "k_scale_kind", "v_scale_kind", "k_scale", "v_scale", "k_block_scale", "v_block_scale", "rope", "q",
-                                            "q_out", "checked", "stream" }, { NULL }, 0 };
+                                            "q_out", "checked", "page_order", "stream" }, { NULL }, 0 };
     PyObject *given[MAX_ARGS];
     fv_append_desc desc = { 0 };
     fv_rope_desc rope = { 0 };
@@ -426,12 +426,13 @@ PyMethodDef op_methods[] = {
     { "append", CALL(op_append), KEYWORDS,
       "append(context, new_k, new_v, k, v, *, batch=None, slots=None, row_positions=None, page_size=0, num_pages=0, new_k_tail=None, k_tail=None,\n"
       "       k_scale_kind=None, v_scale_kind=None, k_scale=None, v_scale=None, k_block_scale=None, v_block_scale=None, rope=None, q=None, q_out=None,\n"
-      "       checked=False, stream=None)\n--\n\n"
+      "       checked=False, page_order=None, stream=None)\n--\n\n"
       "New keys and values into the cache: rotate, quantise, scatter, in one go.\n\n"
       "new_k, new_v [rows, num_kv_heads, dim] (new_v, v None: K only). k, v: the cache, [num_pages, page_size, num_kv_heads, dim] or [tokens, num_kv_heads, dim].\n"
       "batch: row i of a request becomes key length - rows + i (lengths count the new rows); or slots [rows]: page * page_size + offset, -1 skips the row.\n"
       "k_scale_kind: \"tensor\", \"head\" (k_scale is read), \"token_head\" (k_scale is written). rope: dict of rotary_dim, interleaved, frequencies, base, factor, "
       "low_freq_factor, high_freq_factor, original_context; turns new_k (new_k_tail where given) and q [rows, heads, dim] into q_out.\n"
+      "page_order: \"rows\" (None) or \"tiles\": how pages of 16-bit K and V are written, as the Problem that reads them says; CPU only.\n"
       "Values beyond an 8-bit type's range saturate. Bad page ids and slots are skipped and reported by Context.errors()." },
     { "merge", CALL(op_merge), KEYWORDS,
       "merge(context, o_states, lse_states, o, lse=None, *, lse_base2=False, stream=None)\n--\n\nMerges partial states of the same rows over disjoint keys.\n\n"

@@ -74,14 +74,14 @@ static int read_uses(problem_object *self, PyObject *variants)
     return bad ? -1 : 0;
 }
 
-enum { Q, K, V, O, NUM_Q_HEADS, NUM_KV_HEADS, DIM_QK, DIM_V, SCALE, VARIANTS, ALIGNMENT, K_SCALE, V_SCALE, QK_TAIL, V_IN_K, LSE_BASE2 };
+enum { Q, K, V, O, NUM_Q_HEADS, NUM_KV_HEADS, DIM_QK, DIM_V, SCALE, VARIANTS, ALIGNMENT, K_SCALE, V_SCALE, QK_TAIL, V_IN_K, LSE_BASE2, PAGE_ORDER };
 
 static int read_types(problem_object *self, PyObject *const *given)
 {
     fv_problem *p = &self->problem;
     if (keep_text(self, given[Q], "q", &p->q) != 0 || keep_text(self, given[K], "k", &p->k) != 0 || keep_text(self, given[V], "v", &p->v) != 0 ||
         keep_text(self, given[O], "o", &p->o) != 0 || keep_text(self, given[K_SCALE], "k_scale", &p->k_scale) != 0 ||
-        keep_text(self, given[V_SCALE], "v_scale", &p->v_scale) != 0)
+        keep_text(self, given[V_SCALE], "v_scale", &p->v_scale) != 0 || keep_text(self, given[PAGE_ORDER], "page_order", &p->page_order) != 0)
         return -1;
     if (!p->k) p->k = p->q;
     if (!p->v && !p->v_in_k) p->v = p->k;
@@ -107,7 +107,7 @@ static int read_problem(problem_object *self, PyObject *const *given)
 static PyObject *problem_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static signature sig = { "Problem", 4, { "!q", "k", "v", "o", "!num_q_heads", "num_kv_heads", "!dim_qk", "dim_v", "scale", "variants", "alignment",
-                                             "k_scale", "v_scale", "qk_tail", "v_in_k", "lse_base2" }, { NULL }, 0 };
+                                             "k_scale", "v_scale", "qk_tail", "v_in_k", "lse_base2", "page_order" }, { NULL }, 0 };
     PyObject *given[MAX_ARGS];
     if (read_call(&sig, args, kwargs, given) != 0) return NULL;
     problem_object *self = new_object(type);
@@ -153,14 +153,16 @@ static PyType_Slot problem_slots[] = {
     { Py_tp_dealloc, problem_dealloc },
     { Py_tp_getset, problem_fields },
     { Py_tp_doc, "Problem(q, k=None, v=None, o=None, *, num_q_heads, num_kv_heads=0, dim_qk, dim_v=0, scale=0.0, variants=(), alignment=0,\n"
-                 "        k_scale=None, v_scale=None, qk_tail=0, v_in_k=False, lse_base2=False)\n--\n\n"
+                 "        k_scale=None, v_scale=None, qk_tail=0, v_in_k=False, lse_base2=False, page_order=None)\n--\n\n"
                  "One kind of layer: element types, heads, dims, variants. Fixed for the life of a plan; shapes and lengths are not here.\n\n"
                  "q, o: \"f32\", \"f16\", \"bf16\". k, v: also \"fp8_e4m3\", \"fp8_e5m2\", \"int8\", \"fp4_e2m1\", \"int4\". None: as q (v: as k).\n"
                  "num_kv_heads 0: num_q_heads. dim_v 0: dim_qk. scale 0: 1/sqrt(dim_qk).\n"
                  "variants: applied in this order; each a name, a Variant, or a pair (name or Variant, {argument: number or array}).\n"
                  "k_scale, v_scale: granularity of the run arguments of that name: \"none\", \"tensor\", \"head\", \"token_head\".\n"
                  "qk_tail: the last so many elements of dim_qk lie in q_tail and k_tail. v_in_k: V is the first dim_v elements of K.\n"
-                 "lse_base2: log-sum-exp in base 2 instead of natural.\n\nChecked when a plan is made from it." },
+                 "lse_base2: log-sum-exp in base 2 instead of natural.\n"
+                 "page_order: how elements lie in pages of K and V: \"rows\" (None), or \"tiles\", as append(page_order=\"tiles\") "
+                 "writes them; CPU only.\n\nChecked when a plan is made from it." },
     { 0, NULL },
 };
 

@@ -11,6 +11,7 @@ _Stream: TypeAlias = Any
 _Arguments: TypeAlias = Mapping[str, float | _Array | None]
 _VariantUse: TypeAlias = str | Variant | tuple[str | Variant, _Arguments]
 _Format: TypeAlias = Literal["text", "markdown", "json"]
+_Order: TypeAlias = Literal["rows", "tiles"]
 
 ABI_VERSION: int
 __version__: str
@@ -77,7 +78,8 @@ class Variant:
 class Problem:
     def __new__(cls, q: str, k: str | None = None, v: str | None = None, o: str | None = None, *, num_q_heads: int, num_kv_heads: int = 0, dim_qk: int,
                 dim_v: int = 0, scale: float = 0.0, variants: str | Sequence[_VariantUse] = (), alignment: int = 0, k_scale: str | None = None,
-                v_scale: str | None = None, qk_tail: int = 0, v_in_k: bool = False, lse_base2: bool = False) -> Problem: ...
+                v_scale: str | None = None, qk_tail: int = 0, v_in_k: bool = False, lse_base2: bool = False,
+                page_order: _Order | None = None) -> Problem: ...
     @property
     def q(self) -> str: ...
     @property
@@ -150,7 +152,7 @@ def append(context: Context, new_k: _Array, new_v: _Array | None, k: _Array, v: 
            row_positions: _Integers | None = None, page_size: int = 0, num_pages: int = 0, new_k_tail: _Array | None = None, k_tail: _Array | None = None,
            k_scale_kind: str | None = None, v_scale_kind: str | None = None, k_scale: float | _Array | None = None, v_scale: float | _Array | None = None,
            k_block_scale: _Array | None = None, v_block_scale: _Array | None = None, rope: _Rope | None = None, q: _Array | None = None,
-           q_out: _Array | None = None, checked: bool = False, stream: _Stream = None) -> None: ...
+           q_out: _Array | None = None, checked: bool = False, page_order: _Order | None = None, stream: _Stream = None) -> None: ...
 def merge(context: Context, o_states: Sequence[_Array], lse_states: Sequence[_Array], o: _Array, lse: _Array | None = None, *, lse_base2: bool = False,
           stream: _Stream = None) -> None: ...
 def rope(context: Context, x: _Array, positions: _Integers, y: _Array, *, rotary_dim: int = 0, interleaved: bool = False, frequencies: _Array | None = None,

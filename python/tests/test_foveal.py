@@ -276,6 +276,31 @@ def test_append_by_batch_and_slots(place, lib, rng):
         assert (numbers(a) != 0).any(-1).sum() == 3 * KV_HEADS
 
 
+def test_pages_in_tiles(context, rng):
+    """The same attention from pages in both orders; where an element of "tiles" lies, by hand."""
+    length, page, pages = 41, 16, 5
+    new_k, new_v, q = (rng.standard_normal((n, h, DIM)).astype(np.float16) for n, h in ((length, KV_HEADS), (length, KV_HEADS), (2, HEADS)))
+    batch = dict(lengths=[length], page_size=page, num_pages=pages, page_indptr=[0, 3], page_ids=[3, 0, 2])
+    caches, outputs = {}, {}
+    for order in ("rows", "tiles"):
+        k, v = caches[order] = [np.zeros((pages, page, KV_HEADS, DIM), np.float16) for _ in range(2)]
+        foveal.append(context, new_k, new_v, k, v, batch=foveal.Batch(rows=[0, length], **batch), page_order=order)
+        plan = foveal.Plan(context, problem(dtype="f16", page_order=order), max_requests=1, max_rows=2, max_kv_tokens=64, max_pages=8)
+        plan.update(foveal.Batch(rows=[0, 2], **batch))
+        outputs[order] = np.empty_like(q)
+        plan.run(q, k, v, outputs[order])
+    assert np.abs(outputs["rows"].astype(np.float32) - outputs["tiles"].astype(np.float32)).max() < 2e-3
+    squares = caches["rows"][0].reshape(pages, 16, KV_HEADS, DIM // 32, 16, 2).transpose(0, 4, 2, 3, 1, 5).reshape(pages, page, KV_HEADS, DIM)
+    pairs = caches["rows"][1].reshape(pages, 8, 2, KV_HEADS, DIM).transpose(0, 1, 3, 4, 2).reshape(pages, 8, KV_HEADS, 2, DIM)
+    pairs = pairs.transpose(0, 1, 3, 2, 4)
+    assert (caches["tiles"][0] == squares).all() and (caches["tiles"][1] == pairs.reshape(pages, page, KV_HEADS, DIM)).all()
+    with pytest.raises(foveal.Error, match="rows or tiles"):
+        foveal.append(context, new_k, new_v, *caches["rows"], batch=foveal.Batch(rows=[0, length], **batch), page_order="turned")
+    with pytest.raises(foveal.Error) as e:
+        foveal.Plan(context, problem(page_order="tiles"), max_requests=1, max_rows=2, max_kv_tokens=64, max_pages=8)
+    assert e.value.field == "problem.page_order" and "f32" in str(e.value)
+
+
 def test_append_rope_and_scales(place, lib, rng):
     new_k, new_v, q = (rng.standard_normal((4, h, DIM)).astype(np.float32) for h in (KV_HEADS, KV_HEADS, HEADS))
     k, v = (lib.array(np.zeros((8, KV_HEADS, DIM)), "float8_e4m3fn") for _ in range(2))

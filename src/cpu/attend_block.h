@@ -297,6 +297,8 @@ static void shift_block(const work *w, block *b, int heads)
     if (r->v_block_scale.data) shift(b->v_group_at, heads * r->v_block_scale.stride[axis]);
 }
 
+#include "attend_pages.h"
+
 /* ----------------------------------------------------------------------------------------------------------- elements */
 
 static float e4m3(const void *base, int64_t i)
@@ -381,7 +383,7 @@ static void fetch_key(work *w, block *b, int i, float *out)
     const int tail = w->p->qk_tail, head = w->dk - tail;
     memset(out + w->dk_pad - V_LANES, 0, V_LANES * sizeof *out);
     if (w->p->k == FV__DTYPE_int4) unpack_groups(&r->k_block_scale, b->k_group_at[i], r->k.data + b->k_at[i] / 2, w->dk, w->dk, out);
-    else unpack(w->p->k, r->k.data, b->k_at[i], head, out);
+    else unpack(w->p->k, k_base(w), k_places(w, b)[i], head, out);
     if (tail) {
         unpack(w->p->k, r->k_tail.data, b->k_tail_at[i], tail, w->line);
         memcpy(out + head, w->line, (size_t)tail * sizeof *out);
@@ -408,7 +410,7 @@ static void fetch_value(work *w, block *b, int i, float *out)
             memcpy(out + head, w->line, (size_t)tail * sizeof *out);
         }
     } else
-        unpack(w->p->v, r->v.data, b->v_at[i], w->dv, out);
+        unpack(w->p->v, v_base(w), v_places(w, b)[i], w->dv, out);
     if (w->p->v == FV__DTYPE_fp4_e2m1) scale_groups(&r->v_block_scale, b->v_group_at[i], w->dv, out);
     if (!w->has_value) return;
     scale_line(out, w->dv_pad, constant_scale(w, &r->v_scale) * token_scale(&r->v_scale, b->v_scale_at, i));
@@ -430,8 +432,9 @@ static bool is_plain(const work *w, bool keys)
 static void fetch_keys(work *w, block *b, int first, int end)
 {
     const uint64_t which = b->seen & bit_range(0, b->n);
+    if (w->tiled) untile_keys(w, b);
     if (is_plain(w, true)) {
-        const unpacking x = { w->run->k.data, b->k_at, which, first, end, w->dk, w->k, w->dk_pad };
+        const unpacking x = { k_base(w), k_places(w, b), which, first, end, w->dk, w->k, w->dk_pad };
         unpack_rows(w->p->k, &x);
         return;
     }
@@ -445,8 +448,9 @@ static void fetch_keys(work *w, block *b, int first, int end)
 static void fetch_values(work *w, block *b, int first, int end)
 {
     const uint64_t which = b->seen & bit_range(0, b->n);
+    if (w->tiled) untile_values(w, b);
     if (is_plain(w, false)) {
-        const unpacking x = { w->run->v.data, b->v_at, which, first, end, w->dv, w->v, w->dv_pad };
+        const unpacking x = { v_base(w), v_places(w, b), which, first, end, w->dv, w->v, w->dv_pad };
         unpack_rows(w->p->v, &x);
         return;
     }

@@ -432,6 +432,8 @@ static void point_rows(const work *w, block *b)
         if (w->k4) b->k_pair[i] = seen ? r->k_block_scale.data + 2 * b->k_group_at[i] : (const char *)w->zeros;
         if (w->v4) b->v_pair[i] = seen ? r->v_block_scale.data + 2 * b->v_group_at[i] : (const char *)w->zeros;
     }
+    if (w->tiled && w->k_direct) square_places(w, b, b->k_row);
+    if (w->tiled && w->v_direct) pair_places(w, b, b->v_row);
 }
 
 /* The same rows of another head, `by` bytes away. */
@@ -483,10 +485,12 @@ static void plan_ahead(const work *w, const block *b, int units, ahead out[NEXTS
 }
 
 #include "attend_few4.h"
+#include "attend_few_tiled.h"
 
 static scores_fn *choose_scores(const work *w)
 {
     const int rows = rows_index(w->packed);
+    if (w->tiled && w->k_direct) return tiled_scores_table[w->k_dots][rows];
 #if V_DOTS
     if (w->k_dots) return dots_table[rows][type_index(w->p->k) - FIRST_SHORT];
 #endif
@@ -495,6 +499,7 @@ static scores_fn *choose_scores(const work *w)
 
 static values_fn *choose_values(const work *w)
 {
+    if (w->tiled && w->v_direct) return tiled_values_table[rows_index(w->packed)];
     return values_table[rows_index(w->packed)][type_index(w->v_direct ? w->p->v : FV__DTYPE_f32)];
 }
 
@@ -541,8 +546,10 @@ static void value_few(work *w, block *b, int at, ahead *next)
     const char *v_now[KEYS];
     const few_rows v = { v_now, first, end, next };
     const bool from_k = w->v_from_k && !w->k_direct;                    /* unpacked already */
-    if (w->v_direct) move_rows(w, b, b->v_row, unit_shift(w, &r->v, w->p->v, at), v_now);
-    else {
+    if (w->v_direct) {
+        move_rows(w, b, b->v_row, unit_shift(w, &r->v, w->p->v, at), v_now);
+        if (w->tiled) clean_pairs(w, b, v_now, w->v);
+    } else {
         if (!from_k) fetch_values(w, b, first, end);
         point_unpacked(v_now, from_k ? w->k : w->v, from_k ? w->dk_pad : w->dv_pad);
     }
@@ -580,7 +587,7 @@ static bool load_few_row(work *w, int i, int rows, bool words)
     if (w->k4) quantise_query(line, w->dk, group_of(&w->run->k_block_scale, w->dk), out);
 #endif
     if (w->k_dots) pack(FV__DTYPE_bf16, w->q, (int64_t)i * w->dk_pad, w->dk, line);
-    else if (w->k_direct && splits(w->p->k)) split_query(out, w->dk);
+    else if (w->k_direct && splits(w->p->k) && !w->tiled) split_query(out, w->dk);
     return true;
 }
 

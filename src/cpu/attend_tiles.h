@@ -95,7 +95,8 @@ static bool fits_tiles(const fv__problem *p)
  *   tile_k   [2 sets][block][2 halves][dk / 32][2][16 pairs of d][16 keys][2]
  *   tile_s   [2 jobs][rows / 32][2][2 halves][2][16 rows][16 keys]
  *   tile_p   [2 strips][rows / 32][halves of the set][2][16 rows][32 keys]
- *   tile_v   [3 sets][dv / 32][halves of the set][2][16 pairs of keys][16 d][2]: d 0..3, 8..11, 16..19, 24..27, then the others
+ *   tile_v   [3 sets][dv / 32][halves of the set][2][16 pairs of keys][16 d][2]: d 0..3, 8..11, 16..19, 24..27, then the others; of pages in the
+ *            order "tiles" 0..15, then the others
  *   tile_o   [rows / 32][dv / 32][2][2][16 rows][16 d], columns as those of tile_v */
 
 enum { TILE_HALF = TILE * TILE_DEPTH, TILE_PAIR = 2 * TILE_HALF, PAIR_ROWS = 2 * TILE, SET_HALVES = SET * KEYS / TILE_DEPTH };
@@ -125,10 +126,20 @@ static void widen_rows(const char **rows, int n, int step, float *buffer)
     }
 }
 
-/* Where the block's rows of K lie as bf16 with zeros up to whole steps: in the cache or made here. Zeros for what nobody sees. */
+/* Where the block's rows of K (tiled: its places, if it has whole squares) lie as bf16 with zeros up to whole steps: in the cache or made here.
+ * Zeros for what nobody sees. */
 static void find_keys(work *w, block *b, const char **rows)
 {
     const int step = tile_steps(w->dk) * TILE_DEPTH;
+    if (w->tiled && has_squares(b)) {
+        square_places(w, b, rows);
+        return;
+    }
+    if (w->tiled) {
+        untile_keys(w, b);
+        for (int i = 0; i < KEYS; i++) rows[i] = b->seen >> i & 1 ? w->k_plain + 2 * w->k_plain_at[i] : (const char *)w->zeros;
+        return;
+    }
     if (w->p->k != FV__DTYPE_bf16 || w->p->qk_tail) {
         fetch_keys(w, b, 0, KEYS);
         narrow_rows(w->k, w->dk_pad, w->dk, step);
@@ -139,9 +150,20 @@ static void find_keys(work *w, block *b, const char **rows)
     if (step != w->dk) widen_rows(rows, w->dk, step, w->k);
 }
 
+/* The same of V; tiled: places of pairs, whatever the block. */
 static void find_values(work *w, block *b, const char **keys, const char **rows)
 {
     const int step = tile_steps(w->dv) * TILE_DEPTH;
+    if (w->tiled && has_squares(b)) {
+        pair_places(w, b, rows);
+        clean_pairs(w, b, rows, w->v);
+        return;
+    }
+    if (w->tiled) {
+        untile_values(w, b);
+        pair_again(w, b, (uint16_t *)(void *)w->v, rows);
+        return;
+    }
     if (!w->v_from_k && (w->p->v != FV__DTYPE_bf16 || w->p->v_in_k)) {
         fetch_values(w, b, 0, KEYS);
         narrow_rows(w->v, w->dv_pad, w->dv, step);
@@ -258,13 +280,13 @@ static bool ask_some(supply *x)
     return true;
 }
 
-/* 16 keys x 32 of d. */
-static void pack_keys(const char *const *rows, int step, uint16_t *to)
+/* 16 keys x 32 of d, turned already or not. */
+static void pack_keys(const char *const *rows, int step, bool turned, uint16_t *to)
 {
     v_i32 x[TILE];
     V_UNROLL
     for (int j = 0; j < TILE; j++) x[j] = v_loadi((const int32_t *)(const void *)(rows[j] + 64 * step));
-    turn(x);
+    if (!turned) turn(x);
     V_UNROLL
     for (int j = 0; j < TILE; j++) v_storei((int32_t *)(void *)(to + j * TILE_DEPTH), x[j]);
 }
@@ -284,6 +306,17 @@ static void pack_values(const char *const *rows, int steps, uint16_t *to)
     }
 }
 
+/* The same of pairs that lie side by side: columns of the operand are d in order. */
+static void copy_pairs(const char *const *places, int dv, uint16_t *to)
+{
+    for (int j = 0; j < VALUE_PAIRS; j++)
+        for (int at = 0; at < 2 * dv; at += TILE_DEPTH) {
+            const char *from = at < dv ? places[2 * j] + 2 * at : places[2 * j + 1] + 2 * (at - dv);
+            uint16_t *out = to + j * TILE_DEPTH + at / (2 * TILE_DEPTH) * SET_HALVES * TILE_PAIR + at / TILE_DEPTH % 2 * TILE_HALF;
+            v_storei((int32_t *)(void *)out, v_loadi((const int32_t *)(const void *)from));
+        }
+}
+
 static int key_portions(const work *w) { return KEYS / TILE * tile_steps(w->dk); }
 static int portions(const work *w) { return key_portions(w) + KEYS / 2 / VALUE_PAIRS; }
 
@@ -295,11 +328,14 @@ static void pack_some(supply *x)
     if (i == 0) find_keys(w, b, x->keys);
     if (i < of_keys) {
         const int key = i / dk * TILE, step = i % dk;
-        pack_keys(x->keys + key, step, x->set->k + ((int64_t)(x->block * 2 + key / TILE_DEPTH) * dk + step) * TILE_PAIR + key / TILE % 2 * TILE_HALF);
+        pack_keys(x->keys + key, step, w->tiled && has_squares(b),
+                  x->set->k + ((int64_t)(x->block * 2 + key / TILE_DEPTH) * dk + step) * TILE_PAIR + key / TILE % 2 * TILE_HALF);
     } else {
         const int pair = (i - of_keys) * VALUE_PAIRS;
         if (!pair) find_values(w, b, x->keys, x->values);
-        pack_values(x->values + 2 * pair, tile_steps(w->dv), x->set->v + (x->block * 2 + pair / TILE) * TILE_PAIR + pair % TILE * TILE_DEPTH);
+        uint16_t *to = x->set->v + (x->block * 2 + pair / TILE) * TILE_PAIR + pair % TILE * TILE_DEPTH;
+        if (w->tiled) copy_pairs(x->values + 2 * pair, w->dv, to);
+        else pack_values(x->values + 2 * pair, tile_steps(w->dv), to);
     }
     if (++x->portion == portions(w)) {
         x->portion = 0;
@@ -851,6 +887,11 @@ static void end_row(work *w, int i, float *to)
     }
     for (int d = 0; d < w->dv_pad; d += 2 * TILE, from += TILE_PAIR) {
         const v_i32 a = (v_i32)v_bits_of(v_load(from) * factor), b = (v_i32)v_bits_of(v_load(from + TILE * TILE) * factor);
+        if (w->tiled) {
+            v_storei((int32_t *)(void *)(to + d), a);
+            v_storei((int32_t *)(void *)(to + d + TILE), b);
+            continue;
+        }
         v_storei((int32_t *)(void *)(to + d), V_PICK(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
         if (d + TILE < w->dv_pad)
             v_storei((int32_t *)(void *)(to + d + TILE), V_PICK(a, b, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));

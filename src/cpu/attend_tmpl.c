@@ -6,15 +6,16 @@
  *   attend_out.h     merging, slots, output            attend_tiles.h   the same for levels with matrix tiles
  *   attend_few8.h    few rows over 8-bit integers      attend_few4.h    few rows over 4-bit integers with scales of groups
  *   attend_turn.h    a square of numbers turned        attend_sums.h    the weights of keys, a second pass
+ *   attend_pages.h   pages in the order "tiles"         attend_few_tiled.h   few rows over them
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
  * position 0: the same wherever rows and keys are cut. */
 #include "attend_work.h"
 
+#include "attend_turn.h"
 #include "attend_block.h"
 #include "attend_out.h"
-#include "attend_turn.h"
 #include "attend_many.h"
 #if V_TILES
 #include "attend_tiles.h"
@@ -186,7 +187,7 @@ static int together(const work *w, const fv__piece *p, int count)
 static int attend_pieces(work *w, const fv__piece *pieces, int count)
 {
     begin_piece(w, pieces);
-    if (!w->plan->invariant && w->packed <= FEW) {
+    if (!w->plan->invariant && w->packed <= FEW && !(w->tiled && pieces->key_first % SQUARE)) {
         const int n = together(w, pieces, count);
         attend_streamed(w, pieces, n);
         return n;

@@ -37,6 +37,8 @@
 
 enum {
     KEYS = FV__KEY_BLOCK,               /* keys of a block */
+    SQUARE = 16,                        /* tiled pages: keys, and pairs of d, that are turned together */
+    PLAIN_ROWS = KEYS + 2 * SQUARE,     /* of whole squares that hold some of a block's keys */
     CHUNK = V_QK_VECS * V_LANES,        /* packed rows of a chunk */
     FEW = 8,                            /* most packed rows of the path for few */
     STREAMS = 4,                        /* places of memory that are read at once */
@@ -208,6 +210,7 @@ typedef struct work {
     bool has_query, has_score, has_weight, has_key, has_value, has_output, has_sink, has_row_max;
     bool by_head;                       /* what a row sees may differ between its heads */
     bool k_direct, v_direct;            /* few rows: read from the cache as it lies */
+    bool tiled;                         /* pages are in the order "tiles", see attend_pages.h */
     bool k4, v4;                        /* few rows: int4 by products of bytes, attend_few4.h */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
     bool k_words, v_words;              /* few rows: integers of 8 bits are multiplied as integers, see attend_few8.h */
@@ -244,6 +247,8 @@ typedef struct work {
     float weight_scale;                 /* tiles: on scores: into base 2 */
     float headroom;                     /* tiles: by how much m stands above what a row met first */
     int32_t *k_pairs, *v_pairs;         /* int4: [unit][group][KEYS] scales and zeros of the block */
+    char *k_plain, *v_plain;            /* tiled: the block's elements in rows, [PLAIN_ROWS][dk], [PLAIN_ROWS][dv] */
+    int64_t k_plain_at[KEYS], v_plain_at[KEYS];                 /* where its keys are there */
     float *line;                        /* one row of Q, O or scores */
     float *zeros;                       /* a row of the widest type, all zero */
     block blocks[BLOCKS];
@@ -301,6 +306,10 @@ static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kerne
     w->s = carve(base, &used, (int64_t)(CHUNK > FEW ? CHUNK : FEW) * KEYS * f);
     w->k = carve(base, &used, (KEYS * dk + SLACK) * f);
     w->v = carve(base, &used, (KEYS * dv + SLACK) * f);
+    if (p->tiled) {
+        w->k_plain = carve(base, &used, PLAIN_ROWS * dk * 2);
+        w->v_plain = carve(base, &used, PLAIN_ROWS * dv * 2);
+    }
     if (V_TILES) lay_out_tiles(w, base, &used, p, shape);
     if (p->k == FV__DTYPE_int4) w->k_pairs = carve(base, &used, UNITS * (dk / 32) * KEYS * f);
     if (p->v == FV__DTYPE_int4) w->v_pairs = carve(base, &used, UNITS * (fv__max64(dk, dv) / 32) * KEYS * f);
@@ -343,10 +352,19 @@ static void begin(work *w, const fv__run *run)
     w->k4 = V_BYTES && p->k == FV__DTYPE_int4 && p->o != FV__DTYPE_f32 && !w->has_key;
     w->v4 = V_BYTES && p->v == FV__DTYPE_int4 && p->o != FV__DTYPE_f32 && !w->has_value;
     w->k_direct = (bits_as(p->k) >= 8 || w->k4) && !w->has_key && !p->qk_tail && w->dk % V_LANES == 0;
-    w->k_dots = V_DOTS && w->k_direct && fits_bf16(p->k) && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
     w->v_direct = (bits_as(p->v) >= 8 || w->v4) && !w->has_value && w->dv % V_LANES == 0 && w->dv <= run->v.width;
+    if (p->tiled) {
+        w->k_direct = w->k_direct && p->k == FV__DTYPE_bf16 && V_LANES > 1;
+        w->v_direct = w->v_direct && p->v == FV__DTYPE_bf16 && V_LANES > 1;
+    }
+    w->k_dots = V_DOTS && w->k_direct && fits_bf16(p->k) && p->q == FV__DTYPE_bf16 && !w->has_query && w->dk % (2 * V_LANES) == 0;
     w->k_words = V_WORDS && w->k_direct && p->k == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dk % (2 * V_LANES) == 0;
     w->v_words = V_WORDS && w->v_direct && p->v == FV__DTYPE_int8 && bits_as(p->q) == 16 && w->dv % (2 * V_LANES) == 0;
+    w->tiled = p->tiled;
+    for (int i = 0; i < KEYS && w->tiled; i++) {
+        w->k_plain_at[i] = (int64_t)(SQUARE + i) * w->dk;
+        w->v_plain_at[i] = (int64_t)(SQUARE + i) * w->dv;
+    }
     w->v_from_k = p->v_in_k && !w->has_key && !w->has_value;
     memset(w->zeros, 0, (FV__MAX_DIM + SLACK) * sizeof(float));
 }

@@ -49,6 +49,7 @@ typedef struct fv__append_job {
     const int32_t *requests;            /* [rows] for the error word; NULL */
     int32_t page_size;                  /* 0: ragged */
     int64_t num_slots;                  /* capacity in tokens */
+    bool tiled;                         /* pages in the order "tiles" of fv_problem */
     bool checked;
     fv__faults *faults;
 } fv__append_job;

@@ -309,6 +309,7 @@ static float scale_of(const fv__scale *scale, int head)
 
 typedef struct part { /* one of k, k_tail, v of a row and head on its way into the cache */
     const fv__view *from, *to, *block_scale;
+    bool is_key;
     float x[ROW];
 } part;
 
@@ -324,10 +325,42 @@ static void bring(const fv__append_job *job, part *p, int64_t row, int head, con
     if (nans) fv__fault_add(job->faults, FV_FAULT_VALUE, row, 0, 0, nans);
 }
 
-static void put(part *p, place where, int head, float scale)
+/* A row of 16-bit elements to where the order "tiles" has them. K: the pairs of d of 16 tokens, turned. */
+static void scatter_key(const fv__view *to, place where, int head, const char *x)
+{
+    const place first = { where.page, where.token / 16 * 16, true };
+    for (int pair = 0; pair < 16; pair++) {
+        char *at = address(to, element(to->stride, first, head) + pair * to->stride[1] + 2 * (where.token % 16));
+        for (int d = 0; d < to->width; d += 32) memcpy(at + 2 * d, x + 2 * d + 4 * pair, 4);
+    }
+}
+
+/* V: beside the elements of the other token of the pair. */
+static void scatter_value(const fv__view *to, place where, int head, const char *x)
+{
+    const place first = { where.page, where.token / 2 * 2, true };
+    for (int half = 0; half < 2; half++, x += to->width) {
+        char *at = address(to, element(to->stride, first, head) + half * to->stride[1] + where.token % 2);
+        for (int d = 0; d < to->width; d += 2) memcpy(at + 2 * d, x + d, 2);
+    }
+}
+
+static void put_tiled(const part *p, place where, int head, const char *x)
+{
+    if (p->is_key) scatter_key(p->to, where, head, x);
+    else scatter_value(p->to, where, head, x);
+}
+
+static void put(const fv__append_job *job, part *p, place where, int head, float scale)
 {
     const int n = p->from->width;
     if (scale != 1) divide(p->x, n, scale);
+    if (job->tiled) {
+        char row[2 * ROW];
+        store_row(&(fv__view){ .data = row, .dtype = p->to->dtype }, 0, n, p->x);
+        put_tiled(p, where, head, row);
+        return;
+    }
     const int64_t at = element(p->to->stride, where, head);
     if (p->to->dtype == FV__DTYPE_fp4_e2m1)
         store_blocks(p->to, at, p->block_scale, element(p->block_scale->stride, where, head), n,
@@ -347,8 +380,9 @@ static void append_head(const fv__append_job *job, part *parts, int num_parts,
     const bool plain = scale->kind == FV__SCALE_NONE;
     if (plain && num_parts == 1 && !t[0] && parts->from->dtype == parts->to->dtype) {
         const fv__view *from = parts->from;
-        copy_row(from, row * from->stride[0] + head * from->stride[1], parts->to,
-                 element(parts->to->stride, where, head), from->width);
+        const int64_t at = row * from->stride[0] + head * from->stride[1];
+        if (job->tiled) put_tiled(parts, where, head, address(from, at));
+        else copy_row(from, at, parts->to, element(parts->to->stride, where, head), from->width);
         return;
     }
     float by = scale_of(scale, head), most = 0;
@@ -359,7 +393,7 @@ static void append_head(const fv__append_job *job, part *parts, int num_parts,
         by = token_scale(parts->to->dtype, most);
         ((float *)(uintptr_t)scale->data)[element(scale->stride, where, head)] = by;
     }
-    for (int i = 0; i < num_parts; i++) put(&parts[i], where, head, by);
+    for (int i = 0; i < num_parts; i++) put(job, &parts[i], where, head, by);
 }
 
 static bool slot_is_good(const fv__append_job *job, int64_t row, int64_t slot)
@@ -378,6 +412,7 @@ static void append_k(const fv__append_job *job, int64_t row, const turns *t)
     part parts[2];
     parts[0].from = &job->new_k, parts[0].to = &job->k, parts[0].block_scale = &job->k_block_scale;
     parts[1].from = &job->new_k_tail, parts[1].to = &job->k_tail, parts[1].block_scale = NULL;
+    parts[0].is_key = parts[1].is_key = true;
     for (int h = 0; h < job->num_kv_heads; h++)
         append_head(job, parts, tail ? 2 : 1, of_part, &job->k_scale, row, where, h);
 }
@@ -388,7 +423,7 @@ static void append_v(const fv__append_job *job, int64_t row)
     if (!slot_is_good(job, row, slots[row])) return;
     const turns *const none = NULL;
     part p;
-    p.from = &job->new_v, p.to = &job->v, p.block_scale = &job->v_block_scale;
+    p.from = &job->new_v, p.to = &job->v, p.block_scale = &job->v_block_scale, p.is_key = false;
     for (int h = 0; h < job->num_kv_heads; h++)
         append_head(job, &p, 1, &none, &job->v_scale, row, place_of(slots[row], job->page_size), h);
 }

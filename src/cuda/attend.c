@@ -251,6 +251,7 @@ fv_status fv__attend_configure(const fv__problem *p, const fv_plan_desc *limits,
     memset(c, 0, sizeof *c);
     if (p->k == FV__DTYPE_int4 || p->v == FV__DTYPE_int4)
         return refuse(err, p->k == FV__DTYPE_int4 ? "problem.k" : "problem.v", 4, 8, "int4 is read by CPUs alone; here are fp4_e2m1 and 8-bit types");
+    if (p->tiled) return refuse(err, "problem.page_order", 1, 0, "pages of tiles are read by CPUs alone; here pages lie in rows");
     choose_types(p, c);
     c->dim_qk = p->dim_qk;
     c->dim_v = p->dim_v;
