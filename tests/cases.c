@@ -549,6 +549,7 @@ static const key_spec keys[] = {
     { "x_head_scales", K_BOOL, AT(x.head_scales), 0, 0, 0 },
     { "x_v_ids", K_BOOL, AT(x.v_ids), 0, 0, 0 },
     { "x_tiled", K_BOOL, AT(x.tiled), 0, 0, 0 },
+    { "x_bad", K_RANGES, AT(x.bad), 0, 0, 0 },
 };
 
 static bool read_value(parser *p, const key_spec *k, const char *v, void *to)
@@ -842,6 +843,22 @@ static bool finish_tiled(parser *p, const case_row *row)
     return true;
 }
 
+/* x_bad takes whole pages away, whatever their size. */
+static bool finish_bad(parser *p, const case_row *row)
+{
+    if (!row->x.bad.n)
+        return true;
+    if (row->mem != 1u << CASE_MEM_PAGED)
+        return fail(p, "x_bad is about pages: mem=paged");
+    for (int64_t i = 0; i < row->page.n; i++)
+        for (int r = 0; r < row->num_requests; r++)
+            for (int64_t j = 1; j < row->kv.at[r]; j++)
+                if (j % row->page.at[i] && case_bad(row, r, j) != case_bad(row, r, j - 1))
+                    return fail(p, "x_bad takes a part of a page of %d tokens away, at key %lld of request %d", row->page.at[i],
+                                (long long)j, r);
+    return true;
+}
+
 static bool finish_extra(parser *p, const case_row *row)
 {
     const case_extra *x = &row->x;
@@ -908,7 +925,7 @@ static bool fill_row(parser *p, case_row *row)
         return finish_merge(p, row, &g);
     return finish_requests(p, row, &g) && finish_heads(p, row, &g) && finish_share(p, row, &g)
         && finish_masks(p, row) && finish_pages(p, row) && finish_cut(p, row)
-        && finish_extra(p, row);
+        && finish_extra(p, row) && finish_bad(p, row);
 }
 
 static bool add_pair(parser *p, case_row *row, const char *key, const char *value, int line)

@@ -111,6 +111,8 @@ typedef struct case_extra {
     bool v_ids;                         /* x_v_ids: V's pages have other ids than K's */
     bool tiled;                         /* x_tiled: pages are in the order "tiles"; mem=paged, and
                                            pages, dims and types that have it */
+    case_ranges bad;                    /* x_bad: tokens (over all requests) on pages whose ids name no page; of V's
+                                           ids alone in each second entry of a table, with x_v_ids */
 } case_extra;
 
 typedef struct case_pair {              /* one line of the file */
@@ -224,6 +226,9 @@ double case_v(const case_row *row, int64_t token, int head, int dim);     /* not
 int64_t case_q_token(const case_row *row, int request, int64_t i);
 int64_t case_kv_token(const case_row *row, int request, int64_t key);
 
+/* Is the key on a page that x_bad takes away? */
+bool case_bad(const case_row *row, int request, int64_t key);
+
 /* Position of key 0 of a request: 0 unless x_first says otherwise. */
 int64_t case_first_position(const case_row *row, int request);
 
@@ -267,13 +272,13 @@ typedef struct case_rules {
 bool case_rules_make(const case_row *row, case_rules *out);
 void case_rules_free(case_rules *rules);
 
-/* One request for ref.c, keys [lo, hi) of it only. Owns k, v and bits: case_request_free. */
+/* One request for ref.c, keys [lo, hi) of it only. Owns k, v, bits and absent: case_request_free. */
 typedef struct case_request {
     ref_request r;
     const case_row *row;
     int index;
     double *k, *v;
-    uint8_t *bits;
+    uint8_t *bits, *absent;
 } case_request;
 
 bool case_request_make(const case_row *row, const case_rules *rules, int index, int64_t lo,

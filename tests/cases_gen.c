@@ -305,6 +305,26 @@ static void fill_key(const case_row *row, int64_t token, double *k, double *v)
     }
 }
 
+bool case_bad(const case_row *row, int request, int64_t key)
+{
+    const int64_t token = case_kv_token(row, request, key);
+
+    for (int i = 0; i < row->x.bad.n; i++)
+        if (token >= row->x.bad.at[i].lo && token < row->x.bad.at[i].hi)
+            return true;
+    return false;
+}
+
+/* [keys]: keys [lo, lo + keys) that x_bad takes away. NULL: no memory. */
+static uint8_t *bad_keys(const case_row *row, int request, int64_t lo, int64_t keys)
+{
+    uint8_t *out = malloc((size_t)keys + 1);
+
+    for (int64_t j = 0; out && j < keys; j++)
+        out[j] = case_bad(row, request, lo + j);
+    return out;
+}
+
 /* The lists of the row that hold for one request. */
 static void set_lists(const case_row *row, const case_rules *rules, int index, ref_request *r)
 {
@@ -335,7 +355,9 @@ bool case_request_make(const case_row *row, const case_rules *rules, int index, 
     out->v = malloc((size_t)(keys * row->hk * row->dv + 1) * sizeof *out->v);
     if (row->bits.n)
         out->bits = malloc((size_t)(rows * keys + 1));
-    if (!out->k || !out->v || (row->bits.n && !out->bits)) {
+    if (row->x.bad.n)
+        out->absent = bad_keys(row, index, lo, keys);
+    if (!out->k || !out->v || (row->bits.n && !out->bits) || (row->x.bad.n && !out->absent)) {
         case_request_free(out);
         return false;
     }
@@ -348,6 +370,7 @@ bool case_request_make(const case_row *row, const case_rules *rules, int index, 
     out->r.k = out->k;
     out->r.v = out->v;
     out->r.bits = out->bits;
+    out->r.absent = out->absent;
     set_lists(row, rules, index, &out->r);
     return true;
 }
@@ -357,8 +380,9 @@ void case_request_free(case_request *request)
     free(request->k);
     free(request->v);
     free(request->bits);
+    free(request->absent);
     request->k = request->v = NULL;
-    request->bits = NULL;
+    request->bits = request->absent = NULL;
 }
 
 /* ----------------------------------------------------------------------------------- the answer */
@@ -562,7 +586,7 @@ uint8_t *case_seen(const case_row *row)
         set_lists(row, &rules, r, &request);
         request.bits = bits;
         for (int64_t j = 0; j < keys; j++)
-            seen[row->kv_base[r] + j] = any_row_sees(&rules, &request, j);
+            seen[row->kv_base[r] + j] = !case_bad(row, r, j) && any_row_sees(&rules, &request, j);
         free(bits);
     }
     case_rules_free(&rules);

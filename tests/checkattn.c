@@ -454,6 +454,7 @@ static bool dense_bits(const case_row *row, uint8_t **bits, int64_t **bits_at)
         if (!ok)
             break;
         job.r = request.r;
+        job.r.absent = NULL;            /* a mask knows nothing of pages */
         while (job.r.rows > 1000 && helpers < reference_threads() - 1
                && !pthread_create(&helper[helpers], NULL, make_bits, &job))
             helpers++;

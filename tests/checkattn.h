@@ -152,6 +152,7 @@ typedef struct setup {
     int64_t *page_at;                   /* [num_slices + 1] first entry of each slice in page_ids */
     int64_t *page_ids, *v_page_ids;     /* ids of the pages of all slices, one after another; V's
                                            may be others */
+    int64_t bad_entries;                /* of tables: that name no page (x_bad) */
     int64_t *token_at;                  /* [num_slices + 1] ragged: first token of each slice,
                                            room included */
 

@@ -654,6 +654,26 @@ static bool make_ids(setup *s, area *a, const int64_t *ids, int64_t n, bool wide
     return true;
 }
 
+/* An id that no page has. Of 64 bits: also some whose low 32 bits alone would name a page. */
+static int64_t bad_id(const setup *s, int64_t entry, bool wide)
+{
+    const int64_t ids[] = { s->num_pages, -1, INT32_MAX, INT32_MIN, (int64_t)1 << 32 | 1, -((int64_t)1 << 40) + 1 };
+
+    return ids[entry % (wide ? 6 : 4)];
+}
+
+/* Slice i's page ids to `to`, bad ones in place of those that x_bad takes away. */
+static void copy_ids(setup *s, int i, const int64_t *page_ids, bool wide, int64_t *to)
+{
+    const bool both = !s->row->x.v_ids, of_v = page_ids == s->v_page_ids;
+
+    for (int64_t p = 0; p < pages_of(s, i); p++) {
+        const bool bad = case_bad(s->row, s->slices[i].request, s->slices[i].lo + p * s->page) && (both || of_v == (p & 1));
+        to[p] = bad ? bad_id(s, p, wide) : page_ids[s->page_at[i] + p];
+        s->bad_entries += bad;
+    }
+}
+
 /* Lays page ids out: slice i's at entry at[i]; what is between and behind holds the pad. */
 static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *at, int64_t total,
                     bool wide, fv_index *out)
@@ -665,8 +685,7 @@ static bool lay_ids(setup *s, area *a, const int64_t *page_ids, const int64_t *a
     for (int64_t i = 0; i < total; i++)
         ids[i] = case_pad_id(s->row, &s->way);
     for (int i = 0; i < s->num_slices; i++)
-        if (pages_of(s, i))
-            memcpy(ids + at[i], page_ids + s->page_at[i], (size_t)pages_of(s, i) * sizeof *ids);
+        copy_ids(s, i, page_ids, wide, ids + at[i]);
     const bool ok = make_ids(s, a, ids, total, wide, out);
     free(ids);
     return ok;

@@ -119,7 +119,7 @@ static bool causal_allows(const ref_problem *p, const ref_request *r, const ref_
 
 static bool visible_at(const ref_problem *p, const ref_request *r, const ref_at *at)
 {
-    if (!causal_allows(p, r, at))
+    if (!causal_allows(p, r, at) || (r->absent && r->absent[at->key]))
         return false;
     if (p->window_left >= 0 && at->key_position < at->row_position - p->window_left)
         return false;

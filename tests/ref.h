@@ -71,6 +71,7 @@ typedef struct ref_request {
     const int64_t *row_position;        /* [rows] */
 
     const uint8_t *bits;                /* [rows][keys]: non-zero is visible */
+    const uint8_t *absent;              /* [keys]: non-zero is a key that is not there: no row sees it */
     bool diag;                          /* only c = p */
     const ref_range *ranges;            /* only keys at these positions */
     int num_ranges;

@@ -21,4 +21,6 @@ if [ $# -gt 0 ]; then
 else
     "$build/bin/checkgpu" --match decode_split8,prefill_mixed,e4m3_decode,invariant_split
     "$build/bin/checkattn" --device cuda:0 --extended --cases tests/cases/extended.txt --id x21
+    "$build/bin/checkattn" --device cuda:0 --extended --cases tests/cases/extended.txt --id x44
+    "$build/bin/checkattn" --device cuda:0 --extended --cases tests/cases/extended.txt --id x45
 fi

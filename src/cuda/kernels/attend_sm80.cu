@@ -136,13 +136,13 @@ struct row_info { int pos, row, request, head; };       /* of a packed row; row 
 /* Which tiles a piece has: read once a step, in one load. */
 struct __align__(16) tile_range {
     int count;
-    int clear_first, clear_end;         /* tiles of which each row sees each key, but for bad pages */
-    int flags;                          /* d_attend.wide, and BAD */
+    int clear_first, clear_end;         /* tiles of which each row sees each key; publish() ends them at the first that has keys in a bad page */
+    int flags;                          /* d_attend.wide */
 };
-enum { BAD = 1 << 30 };                 /* some of the piece's keys are in bad pages */
 
-/* Nothing of the tile has to be masked. */
-FV_DEVICE bool is_clear(const tile_range &x, int tile) { return tile >= x.clear_first && tile < x.clear_end && !(x.flags & BAD); }
+/* Nothing of the tile has to be masked. All warps say the same, though some look while others publish tiles to come: that moves clear_end to one of
+ * those. */
+FV_DEVICE bool is_clear(const tile_range &x, int tile) { return tile >= x.clear_first && tile < x.clear_end; }
 
 /* Its keys, of the segment: the first of tile 0, those that are present, and the position of key 0. */
 struct __align__(16) key_range { int zero, begin, end, position; };
@@ -406,9 +406,9 @@ FV_DEVICE void publish(args p, shared_memory memory, int tile, page_ids ids)
         const int entry = page_entry(l, key);
         in_page = key - entry * l.page_size;
         bad = (uint64_t)ids.k >= (uint64_t)l.num_pages || (!FV_VINK && (uint64_t)ids.v >= (uint64_t)l.num_pages);
-        if (bad && (in_page == 0 || key == keys.begin) && atomicAdd(&S.bad_pages, 1) == 0) {
-            S.bad_entry = entry;
-            atomicOr((uint32_t *)&W.tiles.flags, (uint32_t)BAD);
+        if (bad && (in_page == 0 || key == keys.begin)) {
+            atomicMin(&W.tiles.clear_end, tile);
+            if (atomicAdd(&S.bad_pages, 1) == 0) S.bad_entry = entry;
         }
         ok = !bad;
         page = ids.k;
@@ -1928,7 +1928,7 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void attend(args p, uint32_t
         if (WK == FV_WARPS) __syncwarp();               /* each warp reads the keys that it has hooked */
         else __syncthreads();
 #endif
-        const bool clear_tile = is_clear(tiles, tile);
+        const bool clear_tile = is_clear(FIRST_LOOK > 1 ? tiles : W.tiles, tile);    /* else the tile was published just before */
         const part me = this_part<WR, WV, WK>();
         const uint32_t k_slot = SLOT_AT(at.slot(STEPS * tile));
         float s[MT][ST][4];
