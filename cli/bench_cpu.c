@@ -31,6 +31,12 @@ static double time_multiply(void *arg)
     return f->flops / bounds_multiply_rate(f->threads, true);
 }
 
+static double time_gemm(void *arg)
+{
+    const multiply_floor *f = arg;
+    return f->flops / bounds_gemm_rate(f->threads);
+}
+
 /* ---- cases ---- */
 
 bool bench_fits(bench *b, const char *name, int64_t bytes)
@@ -82,25 +88,35 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, c
     return good;
 }
 
-/* One causal prompt beside the fastest multiplier. */
-static bool prefill_case(bench *b, const char *name, int32_t length)
+/* One causal prompt beside a product of matrices, and beside products alone, which no loop that
+ * loads operands reaches. */
+static bool prefill_of(bench *b, const char *name, const workload_desc *desc)
 {
-    const workload_desc desc = { .q_heads = 32, .kv_heads = 8, .dim = 128, .num_requests = 1,
-                                 .rows = &length, .lengths = &length };
     workload w;
-    bool good = workload_open(b->ctx, NULL, &desc, &w);
+    bool good = workload_open(b->ctx, NULL, desc, &w);
     multiply_floor floor = { w.flops, b->threads };
-    candidate c[] = { { bench_time_run, &w, { 0 } }, { time_multiply, &floor, { 0 } } };
-    good = good && bench_take_turns(b, c, 2);
+    candidate c[] = { { bench_time_run, &w, { 0 } },
+                      { time_gemm, &floor, { 0 } },
+                      { time_multiply, &floor, { 0 } } };
+    good = good && bench_take_turns(b, c, 3);
     if (good) {
         result r = { .goal = "18b", .name = name, .unit = "GFLOP/s",
+                     .peer = "products in registers",
+                     .peer_value = w.flops / 1e9 / bench_median(&c[2]),
                      .bound = w.flops / 1e9 / bench_median(&c[1]) };
         bench_set_ours(&r, &c[0], w.flops / 1e9, true);
         bench_report(b, &r);
     }
-    bench_free(c, 2);
+    bench_free(c, 3);
     workload_close(&w);
     return good;
+}
+
+static bool prefill_case(bench *b, const char *name, int32_t length, int32_t dim)
+{
+    return prefill_of(b, name,
+                      &(workload_desc){ .q_heads = 32, .kv_heads = 8, .dim = dim,
+                                        .num_requests = 1, .rows = &length, .lengths = &length });
 }
 
 /* Two ways of the engine and the floor of the first: milliseconds. `rates`: also a row for the
@@ -108,7 +124,7 @@ static bool prefill_case(bench *b, const char *name, int32_t length)
 typedef struct pair {
     const char *goal, *name, *peer;
     workload_desc ours, other;
-    bool prefill;                       /* the floor is the multiplier, not reading */
+    bool prefill;                       /* the floor is a product of matrices, not reading */
     bool rates;
 } pair;
 
@@ -140,7 +156,7 @@ static bool pair_case(bench *b, const pair *p)
                       { bench_time_run, &other, { 0 } },
                       { time_read, &reading, { 0 } } };
     if (p->prefill)
-        c[2] = (candidate){ time_multiply, &multiplying, { 0 } };
+        c[2] = (candidate){ time_gemm, &multiplying, { 0 } };
     good = good && bench_take_turns(b, c, 3);
     if (good)
         report_pair(b, p, c, &ours, &other);
@@ -251,8 +267,19 @@ static bool decode_1_int4(bench *b, const char *name)
 {
     return decode_case(b, name, 1, 4096, "int4");
 }
-static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048); }
-static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192); }
+static bool prefill_2k(bench *b, const char *name) { return prefill_case(b, name, 2048, 128); }
+static bool prefill_8k(bench *b, const char *name) { return prefill_case(b, name, 8192, 128); }
+static bool prefill_64(bench *b, const char *name) { return prefill_case(b, name, 8192, 64); }
+static bool prefill_96(bench *b, const char *name) { return prefill_case(b, name, 8192, 96); }
+static bool prefill_256(bench *b, const char *name) { return prefill_case(b, name, 8192, 256); }
+static bool prefill_latent(bench *b, const char *name)
+{
+    const int32_t length = 2048;
+    return prefill_of(b, name,
+                      &(workload_desc){ .q_heads = 16, .kv_heads = 1, .dim = 576, .dim_v = 512,
+                                        .latent = true, .num_requests = 1, .rows = &length,
+                                        .lengths = &length });
+}
 static bool decode_page_1(bench *b, const char *name) { return pages_case(b, name, 1, false); }
 static bool decode_page_16(bench *b, const char *name) { return pages_case(b, name, 16, false); }
 static bool prefill_page_1(bench *b, const char *name) { return pages_case(b, name, 1, true); }
@@ -295,6 +322,10 @@ static const bench_case cases[] = {
     { "prefix 4096+64 b=1 32/8", prefix_one },
     { "prefill L=2048 32/8", prefill_2k },
     { "prefill L=8192 32/8", prefill_8k },
+    { "prefill L=8192 32/8 d64", prefill_64 },
+    { "prefill L=8192 32/8 d96", prefill_96 },
+    { "prefill L=8192 32/8 d256", prefill_256 },
+    { "prefill L=2048 latent 16/1 576/512", prefill_latent },
     { "pages of 1 decode b=8 L=4096", decode_page_1 },
     { "pages of 16 decode b=8 L=4096", decode_page_16 },
     { "pages of 1 prefill L=2048", prefill_page_1 },

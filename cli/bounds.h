@@ -27,6 +27,10 @@ double bounds_read_time(const void *data, int64_t bytes, int threads);
 /* Operations per second of the multiplier, measured for about 20 ms. */
 double bounds_multiply_rate(int threads, bool tiles);
 
+/* The same of a product of two matrices of random numbers in bf16 on AMX tiles, each thread's in
+ * its second-level cache: loads and stores beside products. Without tiles: the multiplier's. */
+double bounds_gemm_rate(int threads);
+
 /* The larger of the two floors, in seconds; 0 if they were not measured. */
 double bounds_time(const bounds *b, double bytes, double flops);
 
