@@ -76,4 +76,15 @@ if [ -e "$build/bin/foveal" ]; then
     check "the tool needs nothing but libc and libm" none \
         "$(readelf -dW "$tool" | sed -n 's/.*NEEDED.*\[\(.*\)\].*/\1/p' | grep -vE '^(libc|libm|libdl|libpthread|ld-linux.*)\.so\.[0-9]+$')"
 fi
+
+# the Python package, which wheels ask for by its component; all else leaves it out
+if cmake -S "$source" -B "$tmp/python" -DFV_PYTHON=ON -DFV_TOOLS=OFF -DFV_TESTS=OFF -DFV_EXAMPLES=OFF >"$tmp/out" 2>&1; then
+    check "an install with FV_PYTHON puts nothing of Python into the prefix" \
+        bash -c "cmake -DCMAKE_INSTALL_PREFIX='$tmp/all' -P '$tmp/python/python/cmake_install.cmake' && ! find '$tmp/all' -type f | grep ."
+    check "the component is what wheels take" bash -c "cd '$tmp/python' && mkdir -p python/foveal && touch python/foveal/_foveal.abi3.so &&
+        cmake -DCMAKE_INSTALL_COMPONENT=python -DCMAKE_INSTALL_DO_STRIP=0 -DCMAKE_INSTALL_PREFIX='$tmp/wheel' -P python/cmake_install.cmake &&
+        test -e '$tmp/wheel/foveal/_foveal.abi3.so' -a -e '$tmp/wheel/foveal/include/foveal/foveal.h'"
+else
+    echo "not checked: what an install with FV_PYTHON does, for there is no Python to build for"
+fi
 finish
