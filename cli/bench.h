@@ -24,8 +24,7 @@ typedef struct bench {
     memory set;                         /* on a GPU: what is read for the ceiling */
     FILE *csv, *json;
     char device_name[128], date[16], commit_name[48];
-    int failures, rows, left_out;       /* left_out: cases that need more memory than there is, or
-                                           a peer that is absent */
+    int failures;
 } bench;
 
 typedef struct bench_case {
@@ -40,7 +39,7 @@ bool bench_gpu_case(int n, bench_case *out);
 
 /* Room for workloads of these bytes on the CPU, with a margin for everybody else; false: the case
  * is left out. */
-bool bench_fits(bench *b, const char *name, int64_t bytes);
+bool bench_fits(const char *name, int64_t bytes);
 
 /* ---- candidates ---- */
 

@@ -39,11 +39,10 @@ static double time_gemm(void *arg)
 
 /* ---- cases ---- */
 
-bool bench_fits(bench *b, const char *name, int64_t bytes)
+bool bench_fits(const char *name, int64_t bytes)
 {
     if (bytes <= cli_available_memory() / 10 * 8)
         return true;
-    b->left_out++;
     fprintf(stderr, "foveal: %s is left out: it needs %.1f GB\n", name, (double)bytes / 1e9);
     return false;
 }
@@ -57,7 +56,7 @@ static bool decode_case(bench *b, const char *name, int64_t n, int32_t length, c
                            .num_requests = n, .rows = rows, .lengths = lengths };
     workload full, small = { 0 };
     bool good = true;
-    if (bench_fits(b, name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
+    if (bench_fits(name, workload_bytes(&desc) * (quantised ? 3 : 2) / 2)) {
         good = workload_open(b->ctx, NULL, &desc, &full);
         desc.kv_dtype = quantised;
         good = good && (!quantised || workload_open(b->ctx, NULL, &desc, &small));

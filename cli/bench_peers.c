@@ -262,7 +262,7 @@ static bool compare_with(bench *b, const peer_case *one, const peer *p)
     workload w = { 0 };
     bool good = true;
     /* The engine's, a dense copy in bf16 and the peer's own, which may have its heads repeated. */
-    if (bench_fits(b, one->name, workload_bytes(&desc) * (prefill || quantised ? 6 : 4))) {
+    if (bench_fits(one->name, workload_bytes(&desc) * (prefill || quantised ? 6 : 4))) {
         good = workload_open(b->ctx, NULL, &desc, &w);
         peer_problem problem = good ? problem_of(&w) : (peer_problem){ 0 };
         comparison x = { .goal = prefill ? "18b" : "18a", .name = one->name, .w = &w, .p = p,

@@ -17,11 +17,56 @@
 
 #define MAX_OPTIONS 48
 
+/* Bytes of the character at `text` if a terminal may have it as it is, else 0: control characters of one byte and of two (U+0080 to U+009F), and what is
+ * no UTF-8. */
+static size_t plain_character(const unsigned char *text)
+{
+    const unsigned char c = text[0];
+    if (c < 0x80)
+        return (c >= ' ' && c != 0x7f) || c == '\n' || c == '\t';
+    const size_t n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    if (c < 0xc2 || c > 0xf4 || (c == 0xc2 && text[1] < 0xa0))
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    return n;
+}
+
+static void print_plain(FILE *out, const char *text)
+{
+    while (*text) {
+        const size_t n = plain_character((const unsigned char *)text);
+        if (n)
+            fwrite(text, 1, n, out);
+        else
+            fprintf(out, "\\x%02x", (unsigned char)*text);
+        text += n ? n : 1;
+    }
+}
+
+static void print_list(FILE *out, const char *format, va_list args)
+{
+    char *text = NULL;
+    if (vasprintf(&text, format, args) < 0)
+        return;
+    print_plain(out, text);
+    free(text);
+}
+
+void cli_print(FILE *out, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_list(out, format, args);
+    va_end(args);
+}
+
 static void complain(const char *format, va_list args)
 {
     fflush(stdout);
     fputs("foveal: ", stderr);
-    vfprintf(stderr, format, args);
+    print_list(stderr, format, args);
     fputc('\n', stderr);
 }
 

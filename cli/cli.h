@@ -37,6 +37,10 @@ int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int cli_misuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int cli_failed(const char *what, const fv_error *err);      /* the library said no */
 
+/* What came from files and arguments, for people: bytes that a terminal would act upon, and those that are no UTF-8, are written as \xNN. A line's end
+ * and a tab stay. */
+void cli_print(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 /* ---- options ---- */
 
 typedef enum cli_kind {

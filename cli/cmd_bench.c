@@ -122,7 +122,6 @@ static void write_json(bench *b, const result *r)
 
 void bench_report(bench *b, const result *r)
 {
-    b->rows++;
     if (b->json != stdout)
         print_row(r);
     write_csv(b, r);
@@ -131,7 +130,6 @@ void bench_report(bench *b, const result *r)
 
 void bench_absent(bench *b, const char *name, const char *peer, const char *why)
 {
-    b->left_out++;
     if (b->json != stdout)
         printf("%-38s %s is absent: %s\n", name, peer, why);
 }
@@ -292,24 +290,47 @@ static int list_cases(const cli_device *device)
     return CLI_OK;
 }
 
+static bool any_wanted(const bench *b)
+{
+    bench_case one;
+    for (int i = 0; case_of(b, i, &one); i++)
+        if (wanted(b, one.name))
+            return true;
+    return false;
+}
+
 /* On a GPU: with a set to read, 2 GiB or as much as there is. */
-static int on_device(bench *b)
+static int measure(bench *b)
 {
     enum { PARTS = 8 };
     const int64_t most = (int64_t)2 << 30;
-    gpu_open(b->ctx, &b->gpu);
     name_device(b);
     if (b->gpu && !memory_allocate(b->gpu, min_i64(most, gpu_free_bytes(b->gpu) / PARTS), &b->set))
         return CLI_FAILED;
     run_cases(b);
     memory_release(&b->set);
-    gpu_close(&b->gpu);
-    if (b->failures)
-        return cli_fail("%d cases failed", b->failures);
-    if (b->rows + b->left_out == 0)
-        return cli_misuse("no case's name holds \"%s\"; --list names them",
-                          b->filter ? b->filter : "");
-    return CLI_OK;
+    return b->failures ? cli_fail("%d cases failed", b->failures) : CLI_OK;
+}
+
+/* Files are opened when nothing is left to refuse: an old one is emptied by that. */
+static int into_files(bench *b, const char *csv, const char *json)
+{
+    int code = CLI_FAILED;
+    if (!any_wanted(b))
+        return cli_misuse("no case's name holds \"%s\"; --list names them", b->filter);
+    if (json && cli_writable(json) != CLI_OK)
+        return CLI_FAILED;
+    if (!open_csv(b, csv))
+        return CLI_FAILED;
+    if (json && !(b->json = cli_create(json)))
+        cli_fail("%s: %s", json, strerror(errno));
+    else
+        code = measure(b);
+    if (b->csv && !cli_close(b->csv))
+        code = cli_unwritten(csv);
+    if (b->json && !cli_close(b->json))
+        code = cli_unwritten(json);
+    return code;
 }
 
 int cmd_bench(int argc, char **argv)
@@ -348,17 +369,11 @@ int cmd_bench(int argc, char **argv)
     name_commit(&b);
     const time_t now = time(NULL);
     strftime(b.date, sizeof b.date, "%Y-%m-%d", gmtime(&now));
-    if (!open_csv(&b, csv))
-        return CLI_FAILED;
-    if (json && !(b.json = cli_create(json)))
-        code = cli_fail("%s: %s", json, strerror(errno));
-    else if ((code = cli_open(&b.device, &b.ctx)) == CLI_OK) {
-        code = on_device(&b);
-        fv_close(&b.ctx);
-    }
-    if (b.csv && !cli_close(b.csv))
-        code = cli_unwritten(csv);
-    if (b.json && !cli_close(b.json))
-        code = cli_unwritten(json);
+    if ((code = cli_open(&b.device, &b.ctx)) != CLI_OK)
+        return code;
+    gpu_open(b.ctx, &b.gpu);
+    code = into_files(&b, csv, json);
+    gpu_close(&b.gpu);
+    fv_close(&b.ctx);
     return code;
 }

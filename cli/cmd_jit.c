@@ -211,7 +211,7 @@ static void report(jit_run *r, want *w)
         return;
     }
     r->failures++;
-    fprintf(stderr, "foveal: %s for %s: %s\n", w->program.name, w->arch, w->error.text);
+    cli_print(stderr, "foveal: %s for %s: %s\n", w->program.name, w->arch, w->error.text);
 }
 
 /* On standard error: the lines of standard output are the kernels'. */
@@ -220,7 +220,7 @@ static void announce(const jit_run *r, int at_once)
     fprintf(stderr, "foveal: compiling %d program%s for", r->num_wants,
             r->num_wants == 1 ? "" : "s");
     for (int a = 0; a < r->num_archs; a++)
-        fprintf(stderr, "%s %s", a ? "," : "", r->archs[a]);
+        cli_print(stderr, "%s %s", a ? "," : "", r->archs[a]);
     fprintf(stderr, ", %d at once%s\n", at_once,
             r->fresh ? "" : "; what the cache folder holds is taken from there");
 }
@@ -281,7 +281,7 @@ static int hold_bundle(jit_run *r, const char *path)
         fv__jit_blob *blob = NULL;
         if (fv__jit_bundle_entry(bundle, i, &blob, why) != FV__JIT_HIT) {
             r->failures++;
-            fprintf(stderr, "foveal: %s: %s\n", path, why);
+            cli_print(stderr, "foveal: %s: %s\n", path, why);
         } else if (r->match && !strstr(blob->name, r->match)) {
             fv__jit_blob_free(blob);
         } else {

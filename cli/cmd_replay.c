@@ -141,8 +141,8 @@ static int read_trace(replay *r, const replay_options *o)
                                  &r->trace, &problem);
     free(text);
     if (!good)
-        return cli_misuse("%s:%lld: %s", cli_input_name(r->path), (long long)problem.line,
-                          problem.text);
+        return (problem.too_long ? cli_fail : cli_misuse)(
+            "%s:%lld: %s", cli_input_name(r->path), (long long)problem.line, problem.text);
     const char *slash = strrchr(r->path, '/');
     r->file_name = slash ? slash + 1 : cli_input_name(r->path);
     return CLI_OK;
@@ -437,17 +437,19 @@ static int run(replay *r, const replay_options *o)
 {
     fv_ctx *ctx = NULL;
     FILE *json = NULL;
-    if (o->report && cli_writable(o->report) != CLI_OK)
+    if ((o->report && cli_writable(o->report) != CLI_OK) || (o->json && cli_writable(o->json) != CLI_OK))
         return CLI_FAILED;
-    if (o->json && !(json = cli_create(o->json)))
-        return cli_fail("%s: %s", o->json, strerror(errno));
     int code = cli_open(&r->where, &ctx);
-    if (code == CLI_OK) {
+    if (code != CLI_OK)
+        return code;
+    if (o->json && !(json = cli_create(o->json))) {
+        code = cli_fail("%s: %s", o->json, strerror(errno));
+    } else {
         gpu_open(ctx, &r->gpu);
         code = on_device(r, o, ctx, json);
         gpu_close(&r->gpu);
-        fv_close(&ctx);
     }
+    fv_close(&ctx);
     if (code == CLI_OK)
         code = write_results(r, o, json);
     if (json && !cli_close(json) && code == CLI_OK)

@@ -99,7 +99,7 @@ static int fault_of(const subject *s, const fv_error *err)
         cli_failed(s->path, err);
         return err->status == FV_E_INVALID ? CLI_USAGE : CLI_FAILED;
     }
-    fprintf(stderr, "%s:%lld: %s\n", s->path, (long long)err->value, err->text + strlen(lead));
+    cli_print(stderr, "%s:%lld: %s\n", s->path, (long long)err->value, err->text + strlen(lead));
     return CLI_USAGE;
 }
 
@@ -116,7 +116,7 @@ static void compare_shape(subject *s, fv_ctx *ctx, const spec_shape *shape)
     s->checks++;
     if (!alone || !beside) {
         s->failures++;
-        printf("  %-15s REFUSED: %s\n", shape->name, err.text);
+        cli_print(stdout, "  %-15s REFUSED: %s\n", shape->name, err.text);
         return;
     }
     const bool fine = r.share <= 1 && both.share <= 1;
@@ -176,7 +176,7 @@ static void describe(subject *s, const fv_variant *variant)
         return;
     s->described = true;
     spec_hooks(variant, hooks, sizeof hooks);
-    printf("%s: %s\n  hooks: %s", s->name, spec_formula(variant), hooks);
+    cli_print(stdout, "%s: %s\n  hooks: %s", s->name, spec_formula(variant), hooks);
     for (int i = 0; i < s->num_with; i++)
         printf("%s%s", i ? ", " : "; beside: ", s->uses[i].name);
     printf("\n");

@@ -192,7 +192,7 @@ void summary_print(FILE *out, const replay *r, const summary *s)
 {
     char about[256];
     replay_describe(r, about, sizeof about);
-    fprintf(out, "%s (%s)\n%s%s%s\n\n", r->file_name, r->trace.format, about,
+    cli_print(out, "%s (%s)\n%s%s%s\n\n", r->file_name, r->trace.format, about,
             r->kernel[0] ? "; kernel " : "", r->kernel);
     for (int i = 0; i < s->num_lines; i++)
         fprintf(out, "  %-22s %s\n", s->lines[i].label, s->lines[i].value);

@@ -297,6 +297,7 @@ static bool read_lines(reader *r, const char *text, size_t size, int64_t max_req
     if (r->out->count > 0)
         return true;
     r->line++;
+    r->err->too_long = r->out->left_out > 0;
     return expected(r, r->out->left_out ? "at least one request that is not left out as too long"
                                         : "at least one request");
 }
@@ -306,6 +307,7 @@ bool trace_read(const char *text, size_t size, int64_t max_requests, int64_t max
 {
     const size_t mark = cli_mark_size(text, size);
     const bool json = size > mark && text[mark] == '{';
+    *err = (trace_error){ 0 };
     *out = (trace){ .format = json ? "Mooncake JSONL" : "Azure CSV" };
     reader r = { .out = out, .err = err, .max_tokens = max_tokens,
                  .read_line = json ? mooncake_line : azure_line };

@@ -42,6 +42,7 @@ typedef struct trace {
 typedef struct trace_error {
     int64_t line;                       /* from 1 */
     char text[240];                     /* what was expected */
+    bool too_long;                      /* every request was read, and left out for its length: the file is not malformed */
 } trace_error;
 
 /* Reads a file's text (NUL behind its end) until max_requests requests of at most max_tokens (input

@@ -98,7 +98,7 @@ done >"$shared"
 printf '{"timestamp": 500, "input_length": 700, "output_length": 20, "hash_ids": [900, 901]}\n' >>"$shared"
 head -n 2 "$mooncake" >"$work/mooncake.jsonl"
 expect 0 "4 served" replay "${small[@]}" --max-length 1100 --check 1 "$shared"
-expect 2 "left out as too long" replay "${small[@]}" --max-length 10 "$shared"
+expect 1 "left out as too long" replay "${small[@]}" --max-length 10 "$shared"
 expect 0 "2 served" replay "${small[@]}" --check 1 "$work/mooncake.jsonl"
 tiny=(--heads 4/2 --dim 64 --layers 1 --requests 2 --bounds off --max-length 1100 --check 0)
 for name in azure shared; do                            # on standard input, behind a mark of UTF-8, the last day of February
@@ -257,6 +257,33 @@ expect 2 "only one of them" info --json --markdown
 expect 0 "decode b=8" bench --list
 expect 0 "decode b=256 L=4096 32/8" bench --list --device cuda:0
 expect 2 "no case's name holds" bench --filter nosuch
+for wrong in "--filter nosuch" "--cpu nosuch" "--seconds x" "--list extra"; do           # a file that is there is as it was, a new one is not made
+    echo old >"$work/old.json"
+    echo old >"$work/old.csv"
+    read -ra arguments <<<"$wrong"
+    expect 2 "foveal: " bench "${arguments[@]}" --json "$work/old.json" --csv "$work/old.csv"
+    check "bench $wrong leaves --json" test "$(cat "$work/old.json")" = old
+    check "bench $wrong leaves --csv" test "$(cat "$work/old.csv")" = old
+    expect 2 "foveal: " bench "${arguments[@]}" --json "$work/no.json" --csv "$work/no.csv"
+    check "bench $wrong makes no file" test ! -e "$work/no.json" -a ! -e "$work/no.csv"
+done
+echo old >"$work/old.json"
+expect 2 "foveal: " replay "${tiny[@]}" --cpu nosuch --json "$work/old.json" "$shared"
+check "replay leaves --json" test "$(cat "$work/old.json")" = old
+
+# ---- bytes that a terminal acts upon ----
+esc=$'\033[31mred\a' c1=$'\302\233' latin=$'caf\351' umlaut=$'gr\303\274n'
+expect 2 'no command "\x1b[31mred\x07"' "$esc"
+expect 2 '\xc2\x9b: expected one of' replay --dtype "$c1" "$azure"
+expect 2 "caf\\xe9: No such file" replay "$latin"
+expect 2 "$umlaut: No such file" replay "$umlaut"
+echo "heads 4" >"$work/$esc"
+expect 2 "\\x1b[31mred\\x07:1: expected heads" plan "$work/$esc"
+printf '// %s\nfloat %s;\n' "$esc" "$esc" >"$work/$esc.h"
+expect 2 "\\x1b[31mred\\x07.h:" variant "$work/$esc.h"
+check "no byte of it comes through" test "$(cat "$work/out" "$work/err" | tr -d -c '\033\007' | wc -c)" -eq 0
+cp "$shared" "$work/$esc.jsonl"
+expect 0 "\\x1b[31mred\\x07.jsonl (" replay "${tiny[@]}" "$work/$esc.jsonl"
 expect 0 "plan 256 decodes" bench --filter "plan 256" --seconds 0.05 --csv "$work/rows.csv" --commit none
 check "a CSV header and a row" test "$(wc -l <"$work/rows.csv")" -eq 2
 check "ten columns" test "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')" -eq 10
