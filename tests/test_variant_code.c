@@ -240,6 +240,7 @@ static const struct {
     { 2, META "FV_SCORE { s = s + 1.0f; }\n", "return" },
     { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" }, /* or where it is used */
     { 2, META "FV_SCORE { return \"s\"; }\n", "" },
+    { 4, META "static v_f32 help(v_f32 s)\n{\n    __asm__ volatile(\"bogus_word\");\n    return s;\n}\nFV_SCORE { return help(s); }\n", "bogus_word" },
     { 4, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1)\n\nFV_NUMBR(b, run, 1, 1))\nFV_SCORE { return s; }\n", "FV_NUMBR" },
     { 2, META "FV_REQUIRE(gain > 0)\nFV_SCORE { return s; }\n", "gain" },
 };

@@ -223,6 +223,19 @@ static void faults_in_kernels(void **state)
     assert_non_null(strstr(err.text, "oops"));
 }
 
+/* What ptxas complains of has its line, too: NVRTC alone knows nothing of instructions. */
+static void asm_in_kernels(void **state)
+{
+    (void)state;
+    need_nvrtc();
+    const fv_variant bad = parsed("bad", META "\n\nFV_SCORE {\n    float t;\n    asm(\"bogus.f32 %0, %1;\" : \"=f\"(t) : \"f\"(s));\n    return t; }\n");
+    const fv_variant *uses[] = { &bad };
+    assert_int_equal(compile(uses, 1, "sm_80", &err), FV_E_COMPILE);
+    assert_string_equal(err.field, "bad");
+    assert_int_equal(err.value, 6);
+    assert_non_null(strstr(err.text, "bogus"));
+}
+
 /* The hook of the second pass, beside parameters of its own; a fault in it has its line, too. */
 static void key_sums(void **state)
 {
@@ -242,6 +255,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_fault_has_its_line), cmocka_unit_test(faults_in_kernels), cmocka_unit_test(key_sums),
+        cmocka_unit_test(asm_in_kernels),
         cmocka_unit_test(texts_beside_each_other),  cmocka_unit_test(examples),          cmocka_unit_test(built_ins_are_texts),
     };
     return cmocka_run_group_tests(tests, open_compiler, close_compiler);

@@ -4,6 +4,7 @@
  * What was learnt about it (13.0), each found out by trying:
  *   - ptxas options go one by one: "--ptxas-options=-v,-O3" is refused;
  *   - "--ptxas-options=-v" puts registers and spills into the program's log, which is where we read them;
+ *   - after a complaint of ptxas the PTX can still be had; with line information its lines say which text's they come from;
  *   - a quoted include that is not among the given headers is looked for in the folder of the program's name, so a stray file in the
  *     working directory could get into a kernel. A program named below /dev/null has no such folder. For includes of includes see jit.c. */
 #include "cuda/nvrtc.h"
@@ -543,22 +544,85 @@ static int create_program(const fv__nvrtc *n, const fv__jit_request *r, program 
     return n->call.nvrtcCreateProgram(p, r->texts[0].text, name, r->num_texts - 1, texts, names);
 }
 
+/* Creates a program and compiles it; *p may be there after a failure, too. lines: PTX tells where each instruction comes from. */
+static int build_program(const fv__nvrtc *n, const fv__jit_request *r, const char *target, bool lines, program *p)
+{
+    const char *options[MAX_OPTIONS + 2];
+    char arch[64];
+    int count = 0;
+    snprintf(arch, sizeof arch, "--gpu-architecture=%s", target);
+    options[count++] = arch;
+    for (int i = 0; i < r->num_options; i++) options[count++] = r->options[i];
+    if (lines) options[count++] = "--generate-line-info";
+    const int result = create_program(n, r, p);
+    return result ? result : n->call.nvrtcCompileProgram(*p, count, options);
+}
+
+/* ---- what ptxas finds in inline assembly ---- */
+
+/* "ptxas application ptx input, line 28; error   : WORDS": the line of the PTX and the words; 0: ptxas has no complaint. */
+static long ptxas_complaint(const char *log, char words[200])
+{
+    const char *at = strstr(log, "ptx input, line "), *colon = at ? strstr(at, ": ") : NULL;
+    if (!colon) return 0;
+    snprintf(words, 200, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+    return strtol(at + strlen("ptx input, line "), NULL, 10);
+}
+
+/* The source of line `line` of a PTX: what the last .loc before it says. False: none does. */
+static bool ptx_source(const char *ptx, long line, char name[64], long *number)
+{
+    long file = 0;
+    char start[32];
+    for (const char *at = ptx; at && line-- > 0; at = strchr(at, '\n')) {
+        at += *at == '\n';
+        const char *loc = at + strspn(at, " \t");
+        if (!strncmp(loc, ".loc", 4)) sscanf(loc + 4, "%ld %ld", &file, number);
+    }
+    snprintf(start, sizeof start, "\t.file\t%ld \"", file);
+    const char *path = file ? strstr(ptx, start) : NULL;
+    if (!path) return false;
+    path += strlen(start);
+    const size_t length = strcspn(path, "\"\n");
+    snprintf(name, 64, "%.*s", (int)length, path);
+    for (const char *slash = path; (slash = memchr(slash, '/', length - (size_t)(slash - path))); ) {
+        slash++;
+        snprintf(name, 64, "%.*s", (int)(length - (size_t)(slash - path)), slash);
+    }
+    return *name;
+}
+
+/* A log in which ptxas complains, as a complaint about the source: "NAME(LINE): error: WORDS", malloc'ed. The program is compiled once more for that, with
+ * the lines of its source in the PTX. NULL: ptxas does not complain, or nobody knows where. */
+static char *locate(const fv__nvrtc *n, const fv__jit_request *r, const char *target, const char *log)
+{
+    char words[200], name[64], *found = NULL;
+    fv__jit_output ptx = { 0 };
+    program p = NULL;
+    long number = 0;
+    if (!ptxas_complaint(log, words)) return NULL;
+    char *again = build_program(n, r, target, true, &p) && p ? program_log(n, p) : NULL;
+    const long line = again ? ptxas_complaint(again, words) : 0;
+    if (line && !program_code(n, p, true, &ptx)) {
+        ((char *)ptx.data)[ptx.size] = 0;
+        if (ptx_source(ptx.data, line, name, &number) && asprintf(&found, "%s(%ld): error: %s", name, number, words) < 0) found = NULL;
+    }
+    free(ptx.data);
+    free(again);
+    if (p) n->call.nvrtcDestroyProgram(&p);
+    return found;
+}
+
 static fv_status compile_program(const fv__nvrtc *n, const fv__jit_request *r, const char *target, bool ptx, fv__jit_output *out, fv_error *err)
 {
-    const char *options[MAX_OPTIONS + 1];
-    char arch[64];
     program p = NULL;
-    snprintf(arch, sizeof arch, "--gpu-architecture=%s", target);
-    options[0] = arch;
-    for (int i = 0; i < r->num_options; i++) options[i + 1] = r->options[i];
-
-    int result = create_program(n, r, &p);
-    if (!result) result = n->call.nvrtcCompileProgram(p, r->num_options + 1, options);
-    char *log = p ? program_log(n, p) : NULL;
+    int result = build_program(n, r, target, false, &p);
+    char *log = p ? program_log(n, p) : NULL, *located = result && log ? locate(n, r, target, log) : NULL;
     if (!result) result = program_code(n, p, ptx, out);
     if (!result && log) out->info = report(log, target);
     fv_status status = FV_OK;
-    if (result) status = refuse(n, r, n->call.nvrtcGetErrorString(result), log ? log : (char[]){ "" }, err);
+    if (result) status = refuse(n, r, n->call.nvrtcGetErrorString(result), located ? located : log ? log : (char[]){ "" }, err);
+    free(located);
     free(log);
     if (p) n->call.nvrtcDestroyProgram(&p);
     return status;

@@ -236,10 +236,11 @@ static long line_of(const char *line, const char *name)
     return strncmp(line, name, n) || line[n] != ':' ? 0 : strtol(line + n + 1, NULL, 10);
 }
 
+/* Compilers say "error: ", GNU's assembler "Error: ". */
 static const char *words_of(const char *line)
 {
-    const char *words = strstr(line, "error: ");
-    return words ? words + strlen("error: ") : NULL;
+    const char *words = strstr(line, "rror: ");
+    return words && words > line && (words[-1] == 'e' || words[-1] == 'E') ? words + strlen("rror: ") : NULL;
 }
 
 /* The first complaint that is about the source, or whose note is: what a macro of ours made of the source is reported where the macro stands. */
