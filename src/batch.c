@@ -41,13 +41,15 @@ static fv_status read_rows(reader *r)
     if (!r->out->decode) FV_TRY(fv__index_check(&r->b->rows, "batch.rows", n + 1, true, true, r->err));
 
     int64_t first = 0;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t next = i + 1;
-        if (!r->out->decode) {
-            if (i == 0 && fv__index_at(&r->b->rows, 0) != 0)
-                return refuse_request(r, "batch.rows", 0, fv__index_at(&r->b->rows, 0), 0, "row offsets begin at");
-            next = fv__index_at(&r->b->rows, i + 1);
-        }
+    if (r->out->decode) {               /* row i is request i's */
+        if (n > r->limits->max_rows) return over_maximum(r, "batch.rows", "max_rows", r->limits->max_rows + 1, r->limits->max_rows);
+        for (int64_t i = 0; i < n; i++) r->m->requests[i] = (fv__request){ .row_first = (int32_t)i, .num_rows = 1 };
+        first = n;
+    }
+    for (int64_t i = 0; i < n && !r->out->decode; i++) {
+        if (i == 0 && fv__index_at(&r->b->rows, 0) != 0)
+            return refuse_request(r, "batch.rows", 0, fv__index_at(&r->b->rows, 0), 0, "row offsets begin at");
+        const int64_t next = fv__index_at(&r->b->rows, i + 1);
         if (next < first) return refuse_request(r, "batch.rows", i + 1, next, first, "row offsets never fall; the one before is");
         if (next > r->limits->max_rows) return over_maximum(r, "batch.rows", "max_rows", next, r->limits->max_rows);
         r->m->requests[i] = (fv__request){ .row_first = (int32_t)first, .num_rows = (int32_t)(next - first) };
@@ -61,12 +63,17 @@ static fv_status read_rows(reader *r)
 
 static bool paged(const fv_batch *b) { return b->pages.page_size != 0; }
 
+/* Arrays that lie dense in 32 bits are the usual ones: read_keys has a copy of the loop that knows. */
+static bool is_dense(const fv_index *x) { return !fv__index_given(x) || (x->type == FV_INDEX_I32 && x->stride == 1); }
+
+static inline int64_t entry(const fv_index *x, int64_t i, bool dense) { return dense ? ((const int32_t *)x->host)[i] : fv__index_at(x, i); }
+
 /* Pages that request i owns in CSR form; its first entry in *place. */
-static fv_status csr_pages(reader *r, int64_t i, int64_t *place, int64_t *pages)
+static inline fv_status csr_pages(reader *r, int64_t i, int64_t *place, int64_t *pages, bool dense)
 {
     const fv_pages *p = &r->b->pages;
-    *place = fv__index_at(&p->indptr, i);
-    const int64_t end = fv__index_at(&p->indptr, i + 1);
+    *place = entry(&p->indptr, i, dense);
+    const int64_t end = entry(&p->indptr, i + 1, dense);
     if (*place < 0) return refuse_request(r, "batch.pages.indptr", i, *place, 0, "page offsets are at least");
     if (end < *place) return refuse_request(r, "batch.pages.indptr", i + 1, end, *place, "page offsets never fall; the one before is");
     if (end > p->ids.count) return refuse_request(r, "batch.pages.indptr", i + 1, end, p->ids.count, "the number of page ids given is");
@@ -86,9 +93,9 @@ static fv_status table_pages(reader *r, int64_t i, int64_t *place, int64_t *page
     return FV_OK;
 }
 
-static fv_status last_page_length(reader *r, int64_t i, int64_t pages, int64_t *length)
+static inline fv_status last_page_length(reader *r, int64_t i, int64_t pages, int64_t *length, bool dense)
 {
-    const int64_t last = fv__index_at(&r->b->last_page_lengths, i);
+    const int64_t last = entry(&r->b->last_page_lengths, i, dense);
     const int32_t size = r->b->pages.page_size;
     const int64_t low = pages > 0 ? 1 : 0;
     const int64_t high = pages > 0 ? size : 0;
@@ -98,10 +105,9 @@ static fv_status last_page_length(reader *r, int64_t i, int64_t pages, int64_t *
     return FV_OK;
 }
 
-static fv_status fits_pages(reader *r, int64_t i, int64_t length, int64_t pages)
+static fv_status over_pages(reader *r, int64_t i, int64_t length, int64_t pages)
 {
     const int64_t room = pages * r->b->pages.page_size;
-    if (length <= room) return FV_OK;
     char field[48];
     snprintf(field, sizeof field, "batch.lengths[%lld]", (long long)i);
     return fv__fail_request(r->err, FV_E_INVALID, field, i, length, room,
@@ -109,14 +115,14 @@ static fv_status fits_pages(reader *r, int64_t i, int64_t length, int64_t pages)
                             (long long)pages, r->b->pages.page_size, (long long)room);
 }
 
-static fv_status paged_length(reader *r, int64_t i, int64_t *place, int64_t *length)
+static inline fv_status paged_length(reader *r, int64_t i, int64_t *place, int64_t *length, bool dense)
 {
     int64_t pages = 0;
     const bool csr = fv__index_given(&r->b->pages.indptr);
-    FV_TRY(csr ? csr_pages(r, i, place, &pages) : table_pages(r, i, place, &pages));
-    if (fv__index_given(&r->b->last_page_lengths)) return last_page_length(r, i, pages, length);
-    *length = fv__index_at(&r->b->lengths, i);
-    return fits_pages(r, i, *length, pages);
+    FV_TRY(csr ? csr_pages(r, i, place, &pages, dense) : table_pages(r, i, place, &pages));
+    if (fv__index_given(&r->b->last_page_lengths)) return last_page_length(r, i, pages, length, dense);
+    *length = entry(&r->b->lengths, i, dense);
+    return *length <= pages * r->b->pages.page_size ? FV_OK : over_pages(r, i, *length, pages);
 }
 
 static fv_status ragged_length(reader *r, int64_t i, int64_t *place, int64_t *length)
@@ -139,21 +145,33 @@ static fv_status segment_length(reader *r, int64_t i, int64_t *place, int64_t *l
     return FV_OK;
 }
 
-static fv_status read_keys(reader *r)
+static inline fv_status read_lengths(reader *r, bool dense_pages)
 {
     const int64_t n = r->b->num_requests;
-    r->out->total_keys = 0;
+    int64_t total = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t place = 0, length = 0;
-        if (r->b->segments)       FV_TRY(segment_length(r, i, &place, &length));
-        else if (r->tables->paged) FV_TRY(paged_length(r, i, &place, &length));
+        if (dense_pages)          FV_TRY(paged_length(r, i, &place, &length, true));
+        else if (r->b->segments)  FV_TRY(segment_length(r, i, &place, &length));
+        else if (r->tables->paged) FV_TRY(paged_length(r, i, &place, &length, false));
         else                      FV_TRY(ragged_length(r, i, &place, &length));
         if (length < 0) return refuse_request(r, "batch.lengths", i, length, 0, "lengths are at least");
         if (length >= FV__NO_BOUND) return refuse_request(r, "batch.lengths", i, length, FV__NO_BOUND - 1, "lengths are at most");
-        r->out->total_keys += length;
+        total += length;
         r->m->tables[i] = place;
         r->m->requests[i].num_keys = (int32_t)length;
     }
+    r->out->total_keys = total;
+    return FV_OK;
+}
+
+static fv_status read_keys(reader *r)
+{
+    const fv_batch *b = r->b;
+    const bool dense = !b->segments && r->tables->paged && fv__index_given(&b->pages.indptr) && is_dense(&b->pages.indptr) && is_dense(&b->lengths) &&
+                       is_dense(&b->last_page_lengths);
+    if (dense) FV_TRY(read_lengths(r, true));
+    else FV_TRY(read_lengths(r, false));
     if (!r->b->segments && r->out->total_keys > r->limits->max_kv_tokens)
         return over_maximum(r, "batch.lengths", "max_kv_tokens", r->out->total_keys, r->limits->max_kv_tokens);
     return FV_OK;

@@ -155,8 +155,7 @@ static void lay_common(fv__maker *m, line *l, int32_t index)
                                 : s->num_keys;
         t.key_first = first < end ? (int32_t)first & -FV__KEY_BLOCK : 0;
         t.key_end = first < end ? (int32_t)end : 0;
-        t.cost = fv__cut_piece_cost(
-            &c, (t.key_end - t.key_first + FV__KEY_BLOCK - 1) / FV__KEY_BLOCK, 0);
+        t.cost = fv__cut_piece_cost(&c, fv__cut_blocks(0, t.key_first, t.key_end - t.key_first), 0);
         lay_tile(m, l, s, &t);
     }
 }
@@ -202,15 +201,15 @@ static int32_t nearest_part(const fv__maker *m, const fv__cut_item *item, int32_
 
 /* A new cut inside of an item: what it adds. Returns false where the invariant mode has no slots
  * left for the item's chunks. */
-static bool count_cut(const fv__maker *m, const fv__tile *t, const fv__cut *cut, cut_counts *c)
+static inline bool count_cut(const fv__tile *t, const fv__cut *cut, cut_counts *c, int32_t chunk)
 {
     const bool same_item = c->at >= 0 && c->tile == cut->tile && c->unit == cut->unit;
     if (same_item && c->at == cut->at) return true;
     const int64_t rows = t->num_rows;
     int64_t slots = rows; /* one more part; the first cut also gives the first part a slot */
-    if (m->chunk) slots = same_item || t->joined ? 0 : rows * t->parts;
+    if (chunk) slots = same_item || t->joined ? 0 : rows * t->parts;
     else if (!same_item && !t->joined) slots = 2 * rows;
-    if (m->chunk && slots > c->slots_left - c->slots) return false;
+    if (chunk && slots > c->slots_left - c->slots) return false;
     c->pieces++;
     c->slots += slots;
     if (!same_item && !t->joined) c->records += rows;
@@ -220,19 +219,22 @@ static bool count_cut(const fv__maker *m, const fv__tile *t, const fv__cut *cut,
     return true;
 }
 
-/* Where the line is cut at `place` inside of tile k. */
-static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t slack,
-                        cut_counts *counts)
+/* Where the line is cut at `place` inside of tile k. `plain`: see is_plain. */
+static inline fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t slack,
+                               cut_counts *counts, bool plain)
 {
     const fv__tile *t = &m->tiles[k];
     const fv__segment *s = &m->segments[t->segment];
-    const fv__cut_item item = item_of(m, s, &m->infos[t->segment], t);
+    const fv__cut_item item =
+        plain ? (fv__cut_item){ fv__tile_cost(m, t->num_rows), t->cost, 0, t->key_first,
+                                t->key_end, 0 }
+              : item_of(m, s, &m->infos[t->segment], t);
     fv__cut cut = { k, (int32_t)((place - t->start) / t->cost), -1 };
     const int64_t at = (place - t->start) % t->cost;
     int32_t key, first = item.key_first, end = item.key_end;
-    if (m->head->queue) {
+    if (!plain && m->head->queue) {
         key = 2 * at < t->cost ? first : end;
-    } else if (m->splits) {             /* in parts, not in keys */
+    } else if (!plain && m->splits) {   /* in parts, not in keys */
         first = 0;
         end = t->pieces;
         key = t->pieces == 1 ? (2 * at < t->cost ? 0 : 1) : nearest_part(m, &item, t->pieces, at);
@@ -240,7 +242,8 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
         key = fv__cut_key(&item, at, slack);
     }
     cut.at = key;
-    if (key > first && key < end && !m->splits && !count_cut(m, t, &cut, counts))
+    if (key > first && key < end && (plain || !m->splits) &&
+        !count_cut(t, &cut, counts, plain ? 0 : m->chunk))
         key = 2 * at < t->cost ? first : end;
     if (key > first && key < end) return cut;
     cut.at = -1;
@@ -250,10 +253,12 @@ static fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t sl
 }
 
 /* The last tile of [k, end) that begins at or before `place`, as tile k does. Places ascend, so
- * it is near: by doubled steps, then by halves. */
+ * it is near: one of the next few, or by doubled steps, then by halves. */
 static int32_t tile_at(const fv__maker *m, int32_t k, int64_t place)
 {
     const fv__tile *tiles = m->tiles;
+    for (int32_t few = 0; few < 4; few++, k++)
+        if (k + 1 == m->num_tiles || tiles[k + 1].start > place) return k;
     int32_t end = k + 1;
     for (int32_t step = 1; end < m->num_tiles && tiles[end].start <= place; step *= 2) {
         k = end;
@@ -281,21 +286,34 @@ static bool queue_pays(const fv__maker *m, const line *l)
     return items >= 2 * m->workers;
 }
 
-static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
+/* The usual kind of plan: no queue, no splits, no chunks. What follows from that is known to the
+ * compiler where it is told: most of a plan's time is spent in such copies. */
+static bool is_plain(const fv__maker *m)
 {
-    const int64_t slack = l->length / m->workers / 64;
-    fv__cut_steps at = fv__cut_steps_of(l->length, m->workers);
+    return !m->head->queue && !m->splits && !m->chunk;
+}
+
+static inline void walk_cuts(fv__maker *m, int64_t length, cut_counts *counts, bool plain)
+{
+    const int64_t slack = length / m->workers / 64;
+    fv__cut_steps at = fv__cut_steps_of(length, m->workers);
     int32_t k = 0;
-    *counts = (cut_counts){ .at = -1, .slots_left = m->capacity->max_slots - l->slots };
     for (int32_t w = 1; w < m->workers; w++) {
         fv__cut_step(&at);
-        if (m->num_tiles == 0) {
-            m->cuts[w - 1] = (fv__cut){ 0, 0, -1 };
-            continue;
-        }
         k = tile_at(m, k, at.place);
-        m->cuts[w - 1] = cut_tile(m, k, at.place, slack, counts);
+        m->cuts[w - 1] = cut_tile(m, k, at.place, slack, counts, plain);
     }
+}
+
+static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
+{
+    *counts = (cut_counts){ .at = -1, .slots_left = m->capacity->max_slots - l->slots };
+    if (m->num_tiles == 0)
+        for (int32_t w = 1; w < m->workers; w++) m->cuts[w - 1] = (fv__cut){ 0, 0, -1 };
+    else if (is_plain(m))
+        walk_cuts(m, l->length, counts, true);
+    else
+        walk_cuts(m, l->length, counts, false);
 }
 
 /* ---- pieces ---- */
@@ -334,20 +352,20 @@ typedef struct tile_facts {
     fv__cut_cost cost;
 } tile_facts;
 
-static inline tile_facts facts_of(const fv__maker *m, const fv__tile *t)
+static inline tile_facts facts_of(const fv__maker *m, const fv__tile *t, bool plain)
 {
     const fv__segment *s = &m->segments[t->segment];
-    return (tile_facts){ t, s, fv__maker_origin(m, s, &m->infos[t->segment]),
+    return (tile_facts){ t, s, plain ? 0 : fv__maker_origin(m, s, &m->infos[t->segment]),
                          fv__tile_cost(m, t->num_rows) };
 }
 
 /* A piece that owes a merge. `record`: of its first row, -2: of each row. */
 static inline void put_partial(writer *w, const tile_facts *f, int32_t unit, int32_t key_first,
-                               int32_t key_end, int32_t record)
+                               int32_t key_end, int32_t record, bool plain)
 {
     const fv__tile *t = f->tile;
     const int32_t parts =
-        fv__cut_parts(f->origin, key_first, key_end - key_first, w->m->chunk);
+        fv__cut_parts(f->origin, key_first, key_end - key_first, plain ? 0 : w->m->chunk);
     const int32_t from = key_first == t->key_first ? key_first - t->free_keys : key_first;
     const int32_t to = key_end == t->key_first ? key_end - t->free_keys : key_end;
     fv__piece *p = &w->pieces[w->n++];
@@ -364,9 +382,9 @@ static void put_items(writer *w, const fv__tile *t, int32_t first, int32_t end)
 {
     const fv__segment *s = &w->m->segments[t->segment];
     if (t->joined) {
-        const tile_facts f = facts_of(w->m, t);
+        const tile_facts f = facts_of(w->m, t, false);
         for (int32_t u = first; u < end; u++)
-            put_partial(w, &f, s->unit_first + u, t->key_first, t->key_end, -2);
+            put_partial(w, &f, s->unit_first + u, t->key_first, t->key_end, -2, false);
         return;
     }
     const int32_t key_first = t->key_first - t->free_keys;
@@ -414,11 +432,12 @@ static void next_worker(writer *w)
 
 /* The item has been written in pieces whose slots follow one another from `slot`: the records of
  * its rows. */
-static void put_records(writer *w, const fv__tile *t, int32_t unit, int32_t slot, int32_t pieces)
+static inline void put_records(writer *w, const fv__tile *t, int32_t unit, int32_t slot,
+                               int32_t pieces, bool plain)
 {
     const fv__maker *m = w->m;
     const fv__segment *s = &m->segments[t->segment];
-    const int32_t parts = (w->slot - slot) / t->num_rows;
+    const int32_t parts = plain ? pieces : (w->slot - slot) / t->num_rows;
     for (int32_t i = 0; i < t->num_rows; i++) {
         w->records[w->record++] = (fv__record){ .row = fv__segment_row(m, s, t->row_first + i).row,
                                                 .unit = unit,
@@ -436,24 +455,24 @@ static bool cut_here(const writer *w, int32_t k, int32_t unit)
     return c->tile == k && c->unit == unit;
 }
 
-static void put_cut_item(writer *w, int32_t k, int32_t unit)
+static inline void put_cut_item(writer *w, int32_t k, int32_t unit, bool plain)
 {
     const fv__tile *t = &w->m->tiles[k];
     const int32_t u = w->m->segments[t->segment].unit_first + unit, slot = w->slot,
                   record = t->joined ? -2 : w->record;
-    const tile_facts f = facts_of(w->m, t);
+    const tile_facts f = facts_of(w->m, t, plain);
     int32_t key = t->key_first, pieces = 0;
     for (; cut_here(w, k, unit); w->cut++) {
         const int32_t at = w->m->cuts[w->cut].at;
         if (at > key) {
-            put_partial(w, &f, u, key, at, record);
+            put_partial(w, &f, u, key, at, record, plain);
             pieces++;
         }
         key = at;
         next_worker(w);
     }
-    put_partial(w, &f, u, key, t->key_end, record);
-    if (!t->joined) put_records(w, t, u, slot, pieces + 1);
+    put_partial(w, &f, u, key, t->key_end, record, plain);
+    if (!t->joined) put_records(w, t, u, slot, pieces + 1, plain);
 }
 
 static void put_split_item(writer *w, int32_t k, int32_t unit)
@@ -462,17 +481,17 @@ static void put_split_item(writer *w, int32_t k, int32_t unit)
     const fv__tile *t = &m->tiles[k];
     const fv__segment *s = &m->segments[t->segment];
     const fv__cut_item item = item_of(m, s, &m->infos[t->segment], t);
-    const tile_facts f = facts_of(m, t);
+    const tile_facts f = facts_of(m, t, false);
     const int32_t slot = w->slot, record = t->joined ? -2 : w->record;
     for (int32_t i = 0; i < t->pieces; i++) {
         for (; cut_here(w, k, unit) && m->cuts[w->cut].at <= i; w->cut++) next_worker(w);
         put_partial(w, &f, s->unit_first + unit, fv__cut_split(&item, i, t->pieces),
-                    fv__cut_split(&item, i + 1, t->pieces), record);
+                    fv__cut_split(&item, i + 1, t->pieces), record, false);
     }
-    if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->pieces);
+    if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->pieces, false);
 }
 
-static void write_tile(writer *w, int32_t k)
+static inline void write_tile(writer *w, int32_t k, bool plain)
 {
     const fv__maker *m = w->m;
     const fv__tile *t = &m->tiles[k];
@@ -480,13 +499,13 @@ static void write_tile(writer *w, int32_t k)
     for (int32_t u = 0; u < units; ) {
         const fv__cut *c = w->cut < m->workers - 1 ? &m->cuts[w->cut] : NULL;
         if (c && c->tile != k) c = NULL;
-        if (t->pieces > 1) {
+        if (!plain && t->pieces > 1) {
             put_split_item(w, k, u++);
         } else if (!c || c->unit > u) {         /* all units up to the cut */
             put_items(w, t, u, c ? c->unit : units);
             u = c ? c->unit : units;
         } else if (c->at >= 0) {
-            put_cut_item(w, k, u++);
+            put_cut_item(w, k, u++, plain);
         } else {                        /* a worker begins here, or before where no item is left */
             next_worker(w);
             w->cut++;
@@ -496,7 +515,9 @@ static void write_tile(writer *w, int32_t k)
 
 static void write_pieces(writer *w)
 {
-    for (int32_t k = 0; k < w->m->num_tiles; k++) write_tile(w, k);
+    const bool plain = is_plain(w->m);
+    for (int32_t k = 0; k < w->m->num_tiles && plain; k++) write_tile(w, k, true);
+    for (int32_t k = 0; k < w->m->num_tiles && !plain; k++) write_tile(w, k, false);
     while (w->worker < w->m->workers) next_worker(w);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* plan_cut.h -- the arithmetic of the planner: which keys a row tile may see, what a piece
  * costs, where the cost line is cut. Plain functions of integers, no libc: the same text
- * compiles for the host and for a device (define FV__CUT_FN for the latter and declare int32_t
- * and int64_t before it), so that both cut at the same key.
+ * compiles for the host and for a device (define FV__CUT_FN for the latter and declare int32_t,
+ * int64_t and uint64_t before it), so that both cut at the same key.
  *
  * Words
  *   item     a row tile x a head unit: what pieces are cut from. The items of a tile have the
@@ -11,7 +11,7 @@
  *            between w/W and (w + 1)/W of it
  *   grid     keys j of a segment lie on blocks and chunks counted from `origin`: block (origin +
  *            j) / 64, chunk (origin + j) / chunk. origin is 0, in the invariant mode the
- *            position of the segment's first key (see fv__plan_origin)
+ *            position of the segment's first key (see fv__plan_origin). Neither is below 0
  * */
 #ifndef FV__PLAN_CUT_H
 #define FV__PLAN_CUT_H
@@ -27,8 +27,9 @@
 
 FV__CUT_FN int32_t fv__cut_blocks(int64_t origin, int64_t first, int64_t num)
 {
-    return num > 0 ? (int32_t)((origin + first + num - 1) / FV__CUT_BLOCK -
-                               (origin + first) / FV__CUT_BLOCK + 1)
+    const uint64_t from = (uint64_t)(origin + first); /* unsigned: a division is a shift */
+    return num > 0 ? (int32_t)((from + (uint64_t)num - 1) / FV__CUT_BLOCK - from / FV__CUT_BLOCK) +
+                         1
                    : 0;
 }
 
@@ -129,8 +130,9 @@ FV__CUT_FN int32_t fv__cut_key(const fv__cut_item *item, int64_t at, int64_t sla
 {
     const int32_t lo = item->key_first, hi = item->key_end;
     const int32_t blocks = fv__cut_blocks(item->origin, lo, hi - lo);
+    const int64_t own = blocks * item->cost.block, all = item->length - item->cost.piece;
     const int64_t per_block =
-        (item->length - item->cost.piece) / blocks; /* merged parts of chunks included */
+        all == own ? item->cost.block : all / blocks; /* merged parts of chunks included */
     int64_t k = at > item->cost.piece ? (at - item->cost.piece + per_block / 2) / per_block : 0;
     if (k > blocks) k = blocks;
 

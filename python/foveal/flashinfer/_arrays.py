@@ -73,10 +73,10 @@ def dtype_of(x):
 
 def device_of(x):
     """"cpu" or "cuda:N"."""
-    if torch_of(x) is not None:
-        device = x.device
-        return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-    return "cpu"
+    if getattr(x, "is_cpu", True):          # torch's, and what NumPy arrays and foveal.Tensor lack
+        return "cpu"
+    device = x.device
+    return f"{device.type}:{device.index or 0}"
 
 
 def device_name(device):
@@ -174,6 +174,8 @@ def to_numpy(x):
 
 def host_ints(x, name="an index array"):
     """A NumPy array of int32 or int64. TypeError for numbers that are no integers."""
+    if getattr(x, "is_cpu", False) and _torch_types.get(x.dtype) in ("i32", "i64"):     # what callers bring in each step
+        return x.numpy()
     a = to_numpy(x)
     if a.dtype.char in "ilq":
         return a

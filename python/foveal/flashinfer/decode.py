@@ -119,9 +119,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         if page_size == 1:
             lengths = host[1:] - host[:-1]
         else:
-            if len(last_page_len) != n:
-                raise ValueError(f"last_page_len has {len(last_page_len)} entries; indptr speaks of {n} requests")
             last = arrays.host_ints(last_page_len, "last_page_len")
+            if len(last) != n:
+                raise ValueError(f"last_page_len has {len(last)} entries; indptr speaks of {n} requests")
             if q_len > 1 or spec.alibi:
                 lengths, last = core.paged_lengths(host, last, page_size), None
         if q_len > 1 and n and int(lengths.min()) < q_len:
