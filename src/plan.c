@@ -788,6 +788,48 @@ static fv_status write_plan(fv__maker *m, const line *l, const cut_counts *cuts,
     return FV_OK;
 }
 
+/* Nothing is shared. */
+static void flat_segments(fv__maker *m)
+{
+    m->num_segments = m->num_listed = m->cell_units = 0;
+    m->saved = 0;
+    fv__segments_plain(m, NULL, NULL);
+}
+
+/* One plan. flat: without the prefixes that could be found. */
+static fv_status make_one(fv__maker *m, fv__plan_head *blob, bool flat, line *l,
+                          fv__plan_report *report)
+{
+    cut_counts cuts;
+    begin_blob(m, blob);
+    if (flat) flat_segments(m);
+    else FV_TRY(fv__segments_make(m));
+    lay_tiles(m, l);
+    if (m->saved > 0 && m->chunk && l->slots > m->capacity->max_slots) { /* too many chunks to keep */
+        flat_segments(m);
+        lay_tiles(m, l);
+    }
+    if (l->slots > m->capacity->max_slots)
+        return over_capacity(m, "partial results", l->slots, m->capacity->max_slots);
+    m->head->queue = queue_pays(m, l);
+    find_cuts(m, l, &cuts);
+    place_segments(m);
+    return write_plan(m, l, &cuts, report);
+}
+
+/* Found prefixes make the line shorter. They are kept if they make the longest worker's share
+ * shorter, too: where the flat plan's shares are longer on the average, that is known without
+ * making it. */
+static fv_status make_shorter(fv__maker *m, fv__plan_head *blob, fv__plan_report *report)
+{
+    line l;
+    FV_TRY(make_one(m, blob, false, &l, report));
+    const int64_t shared = report->max_worker_cost;
+    if (m->saved == 0 || shared <= (l.length + m->saved) / m->workers) return FV_OK;
+    FV_TRY(make_one(m, blob, true, &l, report));
+    return report->max_worker_cost <= shared ? FV_OK : make_one(m, blob, false, &l, report);
+}
+
 fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch,
                         const fv__bounds *bounds, fv__plan_head *blob, fv__plan_report *report,
                         fv_error *err)
@@ -807,25 +849,8 @@ fv_status fv__plan_make(const fv__planner *planner, const fv__batch *batch,
                     .live = batch->given->lengths.device != NULL,
                     .max_tiles = (int32_t)r.tiles,
                     .num_page_slots = r.page_slots };
-    line l;
-    cut_counts cuts;
     fv__room_carve(&r, planner->temp, &m);
-    begin_blob(&m, blob);
-    FV_TRY(fv__segments_make(&m));
-    lay_tiles(&m, &l);
-    if (m.chunk && l.slots > m.capacity->max_slots && r.share &&
-        !batch->given->segments) { /* too many chunks to keep: without sharing */
-        m.num_segments = m.num_listed = 0;
-        fv__segments_plain(&m, NULL, NULL);
-        lay_tiles(&m, &l);
-    }
-    if (l.slots > m.capacity->max_slots)
-        return over_capacity(&m, "partial results", l.slots, m.capacity->max_slots);
-    if (m.splits) cuts = (cut_counts){ 0 };
-    m.head->queue = queue_pays(&m, &l);
-    find_cuts(&m, &l, &cuts);
-    place_segments(&m);
-    return write_plan(&m, &l, &cuts, report);
+    return make_shorter(&m, blob, report);
 }
 
 /* ---- costs of a plan that is there ---- */

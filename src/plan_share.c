@@ -10,8 +10,10 @@
  * to merge for each of its rows and once for each member's own.
  *
  * choose() uses the closed form of that; keep_if_cheaper() then adds up the line with and
- * without a group's nodes, tile by tile, and drops them all unless they cost less. So the plan
- * with sharing never costs more than the flat one.
+ * without a group's nodes, tile by tile, and drops them all unless they cost less. So the line
+ * with sharing is never longer than the flat one. Whether its longest worker is done before the
+ * flat plan's is another matter, which fv__plan_make decides: pieces of many rows do not get
+ * small, however many workers there are.
  *
  * Invariant mode: shared keys end on a chunk border, so that the chunks of a row, and its bits,
  * are those of the flat plan. Cost: O(requests + shared page ids); no decision depends on
@@ -347,7 +349,10 @@ static bool keep_if_cheaper(finder *f, int32_t root)
         flat += whole;
         shared += begin == 0 ? whole : rest.num_keys ? line_cost(f, &rest, true) : 0;
     }
-    if (shared < flat) return true;
+    if (shared < flat) {
+        f->m->saved += (flat - shared) * f->m->shape->num_units;
+        return true;
+    }
     drop(f, root);
     for (int32_t i = node->member_first; i < node->member_first + node->num_members; i++)
         f->s->begin[f->s->members[i]] = f->s->level[f->s->members[i]] = 0;

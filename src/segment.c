@@ -716,6 +716,7 @@ static fv_status segments_given(fv__maker *m)
 fv_status fv__segments_make(fv__maker *m)
 {
     m->num_segments = m->num_listed = m->cell_units = 0;
+    m->saved = 0;
     if (m->batch->given->segments) return segments_given(m);
     if (m->planner->limits->sharing == FV_SHARING_FIND && m->levels > 1 && fv__segments_share(m))
         return FV_OK;

@@ -98,6 +98,7 @@ typedef struct fv__maker {
     int32_t *page_slots;                /* hash set of page ids: listed by two segments of a row? */
     int64_t num_page_slots;             /* a power of two */
     fv__share_memory share;
+    int64_t saved;                      /* found prefixes: what the line is shorter than the flat one. 0: nothing is shared */
 } fv__maker;
 
 /* What follows from a shape and maxima (plan_room.c): how much of everything there can be. */

@@ -293,6 +293,57 @@ static int64_t cost_with(totals *t, scene *s, made *m, fv_sharing sharing, int32
     return good_plan(t, s, m, what) ? m->report.total_cost : -1;
 }
 
+typedef struct machine {
+    const fv__cost_model *cost;
+    int32_t workers;
+    const char *shares[4];              /* of prefixes of 256, 1024, 4096, 32768 keys: by 2, 16, 64, 256 requests */
+} machine;
+
+/* n requests, `each` of them with a prefix in common and 128 keys of their own, 32/8 heads. Returns the longest worker's cost. */
+static int64_t longest_with(totals *t, scene *s, made *m, const machine *on, int32_t n, int32_t each, int32_t prefix, fv_sharing sharing)
+{
+    int from[256] = { 0 }, shared[256] = { 0 };
+    equal_requests(s, n, 1, prefix + 128, 16);
+    for (int32_t r = 0; r < n; r++) {
+        from[r] = r / each * each;
+        shared[r] = r % each ? prefix / 16 : 0;
+    }
+    share_pages(s, from, shared);
+    scene_shape(s, 8, 4, 128, on->workers, on->cost);
+    s->bounds.has_last = true;
+    scene_limits(s);
+    s->limits.sharing = sharing;
+    s->limits.max_levels = 2;
+    return good_plan(t, s, m, "a prefix of many sizes") ? m->report.max_worker_cost : -1;
+}
+
+/* What requests share is read once exactly where the longest worker is done earlier for it. */
+static void sharing_pays(totals *t, scene *s, made *m)
+{
+    static const machine machines[] = {
+        { &fv__cost_cpu, 16, { "0111", "1111", "1111", "1111" } },
+        { &fv__cost_cpu_amx, 16, { "0111", "1111", "1111", "1111" } },
+        { &fv__cost_sm80, 264, { "0001", "1001", "1111", "1111" } },
+    };
+    static const int32_t prefix[] = { 256, 1024, 4096, 32768 }, requests[] = { 2, 16, 64, 256 };
+    for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
+        for (int k = 0; k < 16; k++) {
+            const machine *on = &machines[i];
+            const int32_t n = requests[k % 4], keys = prefix[k / 4];
+            const int64_t flat = longest_with(t, s, m, on, n, n, keys, FV_SHARING_OFF), found = longest_with(t, s, m, on, n, n, keys, FV_SHARING_FIND);
+            const bool shares = m->report.num_shared_segments > 0;
+            expect(t, shares == (on->shares[k / 4][k % 4] == '1') && (shares ? found < flat : found == flat),
+                   "%s: %d requests, prefix of %d: %s, longest worker %lld, flat %lld", on->cost->name, n, keys, shares ? "shared" : "flat",
+                   (long long)found, (long long)flat);
+        }
+    for (int each = 4; each <= 16; each *= 4) {         /* 16 prefixes side by side */
+        const int64_t flat = longest_with(t, s, m, &machines[2], 16 * each, each, 1024, FV_SHARING_OFF),
+                      found = longest_with(t, s, m, &machines[2], 16 * each, each, 1024, FV_SHARING_FIND);
+        expect(t, m->report.num_shared_segments == 16 && found < flat, "16 x %d: %lld segments, longest worker %lld, flat %lld", each,
+               (long long)m->report.num_shared_segments, (long long)found, (long long)flat);
+    }
+}
+
 static void prefixes(totals *t, scene *s, made *m)
 {
     int from[64] = { 0 }, shared[64] = { 0 };
@@ -482,6 +533,7 @@ void check_scenarios(totals *t, rng *r)
     neighbours(t, &s, &m, r);
     prefill_as_decode(t, &s, &m);
     prefixes(t, &s, &m);
+    sharing_pays(t, &s, &m);
     block_lists(t, &s, &m, r);
     nothing(t, &s, &m);
     caps(t, &s, &m);
