@@ -35,9 +35,9 @@ typedef struct scanner {
     fv__variant_meta *meta;
     uint32_t hooks[3];              /* by half */
     int hook_line[FV__NUM_HOOKS];
-    int params_line, pairs_line, turns_line, first_line, last_line, exact_line;
+    int meta_line, params_line, pairs_line, turns_line, first_line, last_line, lifted_line,
+        exact_line;                 /* 0: there is none */
     int require_line[FV__MAX_PARAMS];
-    bool has_meta, has_params;
     fv_error *err;
 } scanner;
 
@@ -294,6 +294,14 @@ static fv_status skip_group(scanner *s)
 
 /* ------------------------------------------------------------------------- inside a declaration */
 
+/* `word` begins here, for the first time. */
+static fv_status once(const scanner *s, int *line, const char *word)
+{
+    if (*line) return fault(s, s->line, "a second %s (the first is on line %d)", word, *line);
+    *line = s->line;
+    return FV_OK;
+}
+
 static fv_status expect(scanner *s, char c, const char *where)
 {
     FV_TRY(skip_blanks(s));
@@ -351,23 +359,24 @@ static fv_status expect_param(scanner *s, int *param, const char *where)
                        word);
 }
 
-static fv_status expect_int_param(scanner *s, int *param, const char *where)
-{
-    FV_TRY(expect_param(s, param, where));
-    if (s->meta->params[*param].kind != FV__INT)
-        return fault(s, s->line, "%s takes an FV_INT parameter and '%s' is not one", where,
-                     s->meta->params[*param].name);
-    return FV_OK;
-}
-
-/* ----------------------------------------------------------------------------------- parameters */
-
 static const struct { const char *name; fv__param_kind kind; int bytes;
 } kinds[] = {
     { "FV_NUMBER", FV__NUMBER, 16 }, { "FV_INT", FV__INT, 16 },   { "FV_FLOATS", FV__FLOATS, 16 },
     { "FV_INTS", FV__INTS, 16 },     { "FV_BITS", FV__BITS, 16 }, { "FV_RANGES", FV__RANGES, 32 },
     { "FV_SUMS", FV__SUMS, 16 },     { "FV_MAXES", FV__MAXES, 16 },
 };
+
+static fv_status expect_param_of(scanner *s, fv__param_kind kind, int *param, const char *where)
+{
+    int i = 0;
+    FV_TRY(expect_param(s, param, where));
+    if (s->meta->params[*param].kind == kind) return FV_OK;
+    while (kinds[i].kind != kind) i++;
+    return fault(s, s->line, "%s takes an %s parameter and '%s' is not one", where, kinds[i].name,
+                 s->meta->params[*param].name);
+}
+
+/* ----------------------------------------------------------------------------------- parameters */
 
 static fv_status read_binding(scanner *s, fv__param *p, const char *where)
 {
@@ -568,10 +577,7 @@ static fv_status read_param(scanner *s, int kind)
 
 static fv_status read_params(scanner *s)
 {
-    if (s->has_params)
-        return fault(s, s->line, "a second FV_PARAMS (the first is on line %d)", s->params_line);
-    s->has_params = true;
-    s->params_line = s->line;
+    FV_TRY(once(s, &s->params_line, "FV_PARAMS"));
     FV_TRY(expect(s, '(', "FV_PARAMS"));
     for (;;) {
         char word[MAX_WORD];
@@ -596,8 +602,7 @@ static fv_status read_meta(scanner *s)
     char *out = s->meta->formula;
     size_t n = 0;
     const int line = s->line;
-    if (s->has_meta) return fault(s, s->line, "a second FV_META");
-    s->has_meta = true;
+    FV_TRY(once(s, &s->meta_line, "FV_META"));
     FV_TRY(expect(s, '(', "FV_META"));
     FV_TRY(skip_blanks(s));
     if (*s->at != '"') return fault(s, s->line, "FV_META takes the formula as a string");
@@ -655,9 +660,7 @@ static fv_status read_bound(scanner *s, fv__bound *bound, int *line, const char 
 {
     char word[MAX_WORD];
     int param;
-    if (bound->present)
-        return fault(s, s->line, "a second %s (the first is on line %d)", where, *line);
-    *line = s->line;
+    FV_TRY(once(s, line, where));
     *bound = (fv__bound){ .present = true, .param = -1 };
     FV_TRY(expect(s, '(', where));
     FV_TRY(expect_word(s, word, "'position'", where));
@@ -667,50 +670,30 @@ static fv_status read_bound(scanner *s, fv__bound *bound, int *line, const char 
     if (*s->at == '+' || *s->at == '-') {
         bound->sign = *s->at == '+' ? 1 : -1;
         step(s);
-        FV_TRY(expect_int_param(s, &param, where));
+        FV_TRY(expect_param_of(s, FV__INT, &param, where));
         bound->param = (int16_t)param;
     }
     return expect(s, ')', where);
 }
 
-static fv_status read_lifted(scanner *s)
+/* The declaration `where` of one parameter of that kind. */
+static fv_status read_named(scanner *s, fv__param_kind kind, int *param, int *line,
+                            const char *where)
 {
-    int param;
-    if (s->meta->lifted >= 0) return fault(s, s->line, "a second FV_LIFTED");
-    FV_TRY(expect(s, '(', "FV_LIFTED"));
-    FV_TRY(expect_param(s, &param, "FV_LIFTED"));
-    if (s->meta->params[param].kind != FV__RANGES)
-        return fault(s, s->line, "FV_LIFTED takes an FV_RANGES parameter and '%s' is not one",
-                     s->meta->params[param].name);
-    s->meta->lifted = param;
-    return expect(s, ')', "FV_LIFTED");
+    FV_TRY(once(s, line, where));
+    FV_TRY(expect(s, '(', where));
+    FV_TRY(expect_param_of(s, kind, param, where));
+    return expect(s, ')', where);
 }
 
 static fv_status read_pairs(scanner *s)
 {
-    if (s->meta->pairs_dim >= 0)
-        return fault(s, s->line, "a second FV_PAIRS (the first is on line %d)", s->pairs_line);
-    s->pairs_line = s->line;
+    FV_TRY(once(s, &s->pairs_line, "FV_PAIRS"));
     FV_TRY(expect(s, '(', "FV_PAIRS"));
-    FV_TRY(expect_int_param(s, &s->meta->pairs_dim, "FV_PAIRS"));
+    FV_TRY(expect_param_of(s, FV__INT, &s->meta->pairs_dim, "FV_PAIRS"));
     FV_TRY(expect(s, ',', "FV_PAIRS"));
-    FV_TRY(expect_int_param(s, &s->meta->pairs_interleaved, "FV_PAIRS"));
+    FV_TRY(expect_param_of(s, FV__INT, &s->meta->pairs_interleaved, "FV_PAIRS"));
     return expect(s, ')', "FV_PAIRS");
-}
-
-static fv_status read_turns(scanner *s)
-{
-    int param;
-    if (s->meta->turns >= 0)
-        return fault(s, s->line, "a second FV_TURNS (the first is on line %d)", s->turns_line);
-    s->turns_line = s->line;
-    FV_TRY(expect(s, '(', "FV_TURNS"));
-    FV_TRY(expect_param(s, &param, "FV_TURNS"));
-    if (s->meta->params[param].kind != FV__FLOATS)
-        return fault(s, s->line, "FV_TURNS takes an FV_FLOATS parameter and '%s' is not one",
-                     s->meta->params[param].name);
-    s->meta->turns = param;
-    return expect(s, ')', "FV_TURNS");
 }
 
 static fv_status read_hook(scanner *s, int hook, const char *word)
@@ -737,14 +720,14 @@ static fv_status read_declaration(scanner *s, const char *word)
     if (!strcmp(word, "FV_REQUIRE")) return read_require(s);
     if (!strcmp(word, "FV_FIRST_KEY")) return read_bound(s, &s->meta->first, &s->first_line, word);
     if (!strcmp(word, "FV_LAST_KEY")) return read_bound(s, &s->meta->last, &s->last_line, word);
-    if (!strcmp(word, "FV_LIFTED")) return read_lifted(s);
+    if (!strcmp(word, "FV_LIFTED"))
+        return read_named(s, FV__RANGES, &s->meta->lifted, &s->lifted_line, word);
     if (!strcmp(word, "FV_PAIRS")) return read_pairs(s);
-    if (!strcmp(word, "FV_TURNS")) return read_turns(s);
+    if (!strcmp(word, "FV_TURNS"))
+        return read_named(s, FV__FLOATS, &s->meta->turns, &s->turns_line, word);
     if (!strcmp(word, "FV_EXACT")) {
-        if (s->meta->exact) return fault(s, s->line, "a second FV_EXACT");
         s->meta->exact = true;
-        s->exact_line = s->line;
-        return FV_OK;
+        return once(s, &s->exact_line, word);
     }
     for (int hook = 0; hook < FV__NUM_HOOKS; hook++)
         if (!strcmp(word + 3, hook_names[hook])) return read_hook(s, hook, word);
@@ -895,12 +878,13 @@ static fv_status check_hooks(scanner *s)
 static fv_status check_whole(scanner *s)
 {
     if (s->num_ifs) return fault(s, s->if_line[s->num_ifs - 1], "this #if has no #endif");
-    if (!s->has_meta) return fault(s, s->line, "FV_META(\"formula\") is missing");
+    if (!s->meta_line) return fault(s, s->line, "FV_META(\"formula\") is missing");
     FV_TRY(check_requirements(s));
     FV_TRY(check_frequencies(s));
     FV_TRY(check_halves(s));
     if (s->meta->lifted >= 0 && !s->meta->first.present && !s->meta->last.present)
-        return fault(s, s->line, "FV_LIFTED without FV_FIRST_KEY or FV_LAST_KEY lifts nothing");
+        return fault(s, s->lifted_line,
+                     "FV_LIFTED without FV_FIRST_KEY or FV_LAST_KEY lifts nothing");
     return check_hooks(s);
 }
 

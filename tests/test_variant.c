@@ -242,7 +242,7 @@ static const struct { int line; const char *text, *word;
     { 7, PARAM("FV_INT(a, run, 1, 1)") "FV_LAST_KEY(position)\nFV_LAST_KEY(position)\n",
       "second FV_LAST_KEY" },
     { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_LIFTED(a)\n", "FV_RANGES" },
-    { 7, PARAM("FV_RANGES(a, run, none)") "FV_LIFTED(a)\n", "lifts nothing" },
+    { 6, PARAM("FV_RANGES(a, run, none)") "FV_LIFTED(a)\n", "lifts nothing" },
     { 8, PARAM("FV_RANGES(a, run, none)") "FV_LAST_KEY(position)\nFV_LIFTED(a)\nFV_LIFTED(a)\n",
       "second FV_LIFTED" },
     { 4, META HOOK "FV_EXACT\nFV_EXACT\n", "second FV_EXACT" },
