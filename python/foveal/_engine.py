@@ -2,7 +2,7 @@
 """What the plug-ins of serving engines share: a step's batch over a page table, planned once for each kind of layer that runs it.
 
 Nouns
-  table      2-D page ids, a row a request (or row table_rows[r], on the host); page_size tokens each
+  table      2-D page ids, a row a request (or row table_rows[r], on the host)
   step       rows and lengths of a batch on the host, and its table; made once a forward pass
   kind       what a layer's plan depends on: element types, heads, dims, scale, window, soft cap, sinks"""
 
@@ -16,11 +16,10 @@ from .flashinfer import _core as core
 class Step:
     """rows [n + 1], lengths [n] and table_rows [n] (or None) are NumPy arrays; table a tensor [*, width]. planned: kinds that have a plan for this step."""
 
-    __slots__ = ("rows", "lengths", "table", "table_rows", "page_size", "causal", "planned")
+    __slots__ = ("rows", "lengths", "table", "table_rows", "causal", "planned")
 
-    def __init__(self, rows, lengths, table, page_size, table_rows=None, causal=True):
-        self.rows, self.lengths, self.table, self.table_rows = rows, lengths, table, table_rows
-        self.page_size, self.causal = page_size, causal
+    def __init__(self, rows, lengths, table, table_rows=None, causal=True):
+        self.rows, self.lengths, self.table, self.table_rows, self.causal = rows, lengths, table, table_rows, causal
         self.planned = set()
 
 
@@ -38,7 +37,7 @@ class Layers:
         if slopes is not None:
             spec = spec._replace(variants=spec.variants + (("alibi", ()),))
             args = {"slopes": arrays.f32_vector(slopes, q)}
-        key = (arrays.device_of(q), spec)
+        key = (arrays.device_of(q), spec, k.shape[1])
         attention = self._attentions.get(key)
         if attention is None:
             attention = self._attentions[key] = core.Attention(key[0])
@@ -52,8 +51,8 @@ class Layers:
         cpu = q.device.type == "cpu"
         rows, n = step.rows, len(step.lengths)
         decode = bool((np.diff(rows) == 1).all())
-        used = int((-(-step.lengths // step.page_size)).sum())
-        batch = Batch(rows=None if decode else rows, lengths=step.lengths, page_size=step.page_size, num_pages=k.shape[0],
+        used = int((-(-step.lengths // k.shape[1])).sum())
+        batch = Batch(rows=None if decode else rows, lengths=step.lengths, page_size=k.shape[1], num_pages=k.shape[0],
                       page_ids=step.table if cpu else (None, step.table), table_rows=step.table_rows, num_requests=n)
         need = core.Need(n, max(int(rows[-1]), 1), max(int(step.lengths.sum()), 1), max(used, 1))
         attention.update(spec, batch, need, core.Mode(decode=decode), core.stream_of(q))

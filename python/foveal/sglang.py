@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EXPERIMENTAL: Foveal as an attention backend of SGLang. Written against the published interface and tested on stubs of it, not yet in the engine.
+"""EXPERIMENTAL: Foveal as an attention backend of SGLang. Written against the published interface (to 0.5.23) and tested on stubs of it; registration and steps ran
+with SGLang's own classes, not yet a served model.
 
     python -m sglang.launch_server --model-path MODEL --attention-backend foveal --disable-cuda-graph
 
@@ -32,6 +33,9 @@ class FovealAttnBackend(AttentionBackend):
     def __init__(self, model_runner):
         super().__init__()
         self._table = model_runner.req_to_token_pool.req_to_token
+        self._pool = getattr(model_runner, "token_to_kv_pool", None)        # a batch had it until SGLang 0.5.20 or so
+        if getattr(self._pool, "swa_layer_nums", 0):
+            raise NotImplementedError("a pool of its own for layers with sliding windows: start the server with --disable-hybrid-swa-memory")
         self._layers = Layers()
         self._step = None
 
@@ -45,7 +49,7 @@ class FovealAttnBackend(AttentionBackend):
         if getattr(forward_batch, "spec_info", None) is not None:
             raise NotImplementedError("speculative decoding: trees of drafts")
         rows = np.concatenate(([0], np.cumsum(counts)))
-        self._step = Step(rows, lengths, self._table, 1, table_rows=_host(forward_batch.req_pool_indices))
+        self._step = Step(rows, lengths, self._table, table_rows=_host(forward_batch.req_pool_indices))
 
     # Captured decode steps would need a plan before each replay; both generations of SGLang's interface ask here first.
     def init_cuda_graph_state(self, max_bs, max_num_tokens):
@@ -68,14 +72,14 @@ class FovealAttnBackend(AttentionBackend):
         kind = getattr(layer, "attn_type", "decoder")
         if layer.is_cross_attention or getattr(kind, "value", kind) not in ("decoder", None):
             raise NotImplementedError(f"attention of the type {kind}: decoder attention only")
+        pool = batch.token_to_kv_pool if self._pool is None else self._pool
         if save_kv_cache and k is not None:
-            batch.token_to_kv_pool.set_kv_buffer(layer, batch.out_cache_loc, k, v)
+            pool.set_kv_buffer(layer, batch.out_cache_loc, k, v)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         out = torch.empty((q.shape[0], layer.tp_q_head_num, layer.v_head_dim), dtype=q.dtype, device=q.device)
         total = int(self._step.rows[-1])
         if total < q.shape[0]:
             out[total:].zero_()
-        pool = batch.token_to_kv_pool
         keys, values = (x.view(x.shape[0], 1, -1, dim) for x, dim in ((pool.get_key_buffer(layer.layer_id), layer.qk_head_dim),
                                                                      (pool.get_value_buffer(layer.layer_id), layer.v_head_dim)))
         window = getattr(layer, "sliding_window_size", -1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EXPERIMENTAL: Foveal as an attention backend of vLLM (0.14 and later). Written against the published interface and tested on stubs of it, not yet in the
-engine.
+"""EXPERIMENTAL: Foveal as an attention backend of vLLM (0.14 to 0.33). Written against the published interfaces and tested on stubs of them; registration, the
+choice of a backend and steps over caches of every layout ran with vLLM 0.33's own classes, not yet a served model.
 
     vllm serve MODEL --attention-backend CUSTOM                       on a GPU
     FOVEAL_VLLM_CPU=1 vllm serve MODEL                                on the CPU, in the place of CPU_ATTN
@@ -34,7 +34,6 @@ class FovealMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._block_size = kv_cache_spec.block_size
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config, kv_cache_spec):
@@ -52,11 +51,19 @@ class FovealMetadataBuilder(AttentionMetadataBuilder):
         rows = m.query_start_loc_cpu[:n + 1].numpy()
         if isinstance(m.causal, torch.Tensor):
             raise NotImplementedError("causal given per request")
-        step = Step(rows, lengths.numpy(), m.block_table_tensor[:n], self._block_size, causal=bool(m.causal))
+        step = Step(rows, lengths.numpy(), m.block_table_tensor[:n], causal=bool(m.causal))
         return FovealMetadata(step, m.num_actual_tokens, m.slot_mapping)
 
     def use_cascade_attention(self, *args, **kwargs):
         return False
+
+
+def _keys_and_values(kv_cache, head_size):
+    """(k, v) [blocks, block_size, kv_heads, dim] of a layer's cache: [blocks, kv_heads, block_size, 2 * dim] in any order of memory, or, before vLLM had orders,
+    [2, blocks, block_size, kv_heads, dim]."""
+    if kv_cache.dim() == 5:
+        return kv_cache.unbind(0)
+    return kv_cache.transpose(1, 2).split(head_size, dim=-1)
 
 
 class FovealImpl(AttentionImpl):
@@ -75,20 +82,20 @@ class FovealImpl(AttentionImpl):
         self.kv_cache_dtype, self.kv_sharing_target_layer_name = kv_cache_dtype, kv_sharing_target_layer_name
 
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output=None, output_scale=None, output_block_scale=None):
-        """query [tokens, heads, dim], kv_cache [2, blocks, block_size, kv_heads, dim]. Writes the first num_actual_tokens rows of output and returns it; without
-        metadata (profiling) it does nothing."""
+        """query [tokens, heads, dim], kv_cache as _keys_and_values takes it. Writes the rows of output that requests have and returns it; without metadata
+        (profiling) it does nothing."""
         if output is None:
             output = torch.empty_like(query)
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("quantised outputs")
         if attn_metadata is None:
             return output
-        n = attn_metadata.num_actual_tokens
-        k, v = kv_cache.unbind(0)
+        n, total = attn_metadata.num_actual_tokens, int(attn_metadata.step.rows[-1])        # the former may count padding
+        k, v = _keys_and_values(kv_cache, self.head_size)
         if self.kv_sharing_target_layer_name is None and key is not None:
             append_slots(key[:n], value[:n], k, v, attn_metadata.slot_mapping[:n])
         shape = (-1, self.num_heads, self.head_size)
-        _layers.run(attn_metadata.step, query[:n].view(shape), k, v, output[:n].view(shape), scale=self.scale, window=self.sliding_window,
+        _layers.run(attn_metadata.step, query[:total].view(shape), k, v, output[:total].view(shape), scale=self.scale, window=self.sliding_window,
                     soft_cap=self.logits_soft_cap, sinks=self.sinks, slopes=self.alibi_slopes)
         return output
 
@@ -133,8 +140,17 @@ class FovealBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sliding_window(cls):
+        return True
+
+    @classmethod
     def supports_non_causal(cls):
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls):
+        """False: plans are made of the host's row offsets."""
+        return False
 
     @staticmethod
     def use_cascade_attention(*args, **kwargs):

@@ -55,7 +55,7 @@ def common(rows, lengths, table, slots, pad=0):
     """What vLLM hands to a builder; `pad` requests and tokens more than there are."""
     n, total = len(lengths), rows[-1]
     return types.SimpleNamespace(
-        num_reqs=n, num_actual_tokens=total, causal=True, query_start_loc_cpu=torch.tensor(rows + [total] * pad, dtype=torch.int32, device="cpu"),
+        num_reqs=n, num_actual_tokens=total + pad, causal=True, query_start_loc_cpu=torch.tensor(rows + [total] * pad, dtype=torch.int32, device="cpu"),
         query_start_loc=torch.tensor(rows + [total] * pad, dtype=torch.int32), seq_lens=torch.tensor(lengths + [0] * pad, dtype=torch.int32),
         block_table_tensor=torch.tensor(table + [[0] * len(table[0])] * pad, dtype=torch.int32), slot_mapping=torch.tensor(slots + [-1] * pad))
 
@@ -73,6 +73,7 @@ def test_vllm_registration(monkeypatch, vllm):
         module, name = path.rsplit(".", 1)
         assert getattr(importlib.import_module(module), name).get_name() in seen
     backend = vllm.FovealBackend
+    assert backend.supports_sliding_window() and not backend.supports_device_cpu_query_lens_mismatch()
     assert backend.get_kv_cache_shape(7, 4, 2, 16) == (2, 7, 4, 2, 16) and backend.supports_sink()
     assert (backend.get_impl_cls(), backend.get_builder_cls()) == (vllm.FovealImpl, vllm.FovealMetadataBuilder)
     assert vllm.FovealMetadataBuilder.get_cudagraph_support(None, None) == 0
@@ -84,15 +85,24 @@ def test_vllm_without_a_registry(monkeypatch, vllm, caplog):
     assert "no registry" in caplog.text
 
 
+def cache_of(order):
+    """A cache as vLLM gives it to a layer: of before it had orders, or [blocks, heads, block_size, k | v] over a memory of its own order."""
+    if order is None:
+        return torch.zeros(2, 8, 4, 2, 16)
+    sizes = (8, 2, 4, 32)
+    return torch.zeros([sizes[i] for i in order]).permute([order.index(i) for i in range(4)])
+
+
+@pytest.mark.parametrize("order", [None, (0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)])
 @pytest.mark.parametrize("options", [{}, dict(sliding_window=3), dict(logits_soft_cap=5.0), dict(alibi_slopes=[0.5, 0.25, 0.1, 0.05]), dict(sinks=True)])
-def test_vllm_steps(device, vllm, options):
+def test_vllm_steps(device, vllm, options, order):
     """A prefill, a step that mixes, a step of decodes; two layers share a plan; padding at the end."""
     if "sinks" in options:
         options = dict(sinks=torch.tensor([0.5, -1, 2, 0]))
-    builder = vllm.FovealMetadataBuilder(types.SimpleNamespace(block_size=4), ["layer"], None, device)
+    builder = vllm.FovealMetadataBuilder(types.SimpleNamespace(), ["layer"], None, device)
     impls = [vllm.FovealImpl(4, 16, 0.3, 2, options.get("alibi_slopes"), options.get("sliding_window"), "auto", options.get("logits_soft_cap"), "decoder", None,
                              **({"sinks": options["sinks"]} if "sinks" in options else {})) for _ in range(2)]
-    caches = [torch.zeros(vllm.FovealBackend.get_kv_cache_shape(8, 4, 2, 16)) for _ in impls]
+    caches = [cache_of(order) for _ in impls]
     table, have = [[5, 2, 7], [1, 6, 0]], [[], []]
     for counts in ([6, 0], [1, 5], [1, 1]):
         active = [r for r in range(2) if counts[r]]
@@ -177,12 +187,16 @@ def test_sglang_registration(monkeypatch, sglang):
     assert seen == {"foveal": sglang.FovealAttnBackend} and choices == ["foveal"]
 
 
+@pytest.mark.parametrize("of_runner", [True, False])
 @pytest.mark.parametrize("changes,sinks", [({}, None), (dict(sliding_window_size=2), None), (dict(logit_cap=5.0), None), ({}, [0.5, -1.0, 2.0, 0.0])])
-def test_sglang_steps(sglang, changes, sinks):
-    """An extend with a prefix, then decodes, read through req_to_token."""
-    table = torch.zeros((5, 12), dtype=torch.int32)
-    backend = sglang.FovealAttnBackend(types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=table)))
-    pool, free, requests, have = Pool(40), list(np.random.default_rng(0).permutation(40)), [3, 1], [[], []]
+def test_sglang_steps(sglang, changes, sinks, of_runner):
+    """An extend with a prefix, then decodes, read through req_to_token. The pool is the runner's, or, as it was, a batch's."""
+    table, runner = torch.zeros((5, 12), dtype=torch.int32), types.SimpleNamespace()
+    runner.req_to_token_pool, pool = types.SimpleNamespace(req_to_token=table), Pool(40)
+    if of_runner:
+        runner.token_to_kv_pool = pool
+    backend = sglang.FovealAttnBackend(runner)
+    free, requests, have = list(np.random.default_rng(0).permutation(40)), [3, 1], [[], []]
     mine, extra = layer(**changes), {} if sinks is None else dict(sinks=torch.tensor(sinks))
     for counts in ([4, 1], [2, 3], [1, 1]):
         rows = [0] + np.cumsum(counts).tolist()
@@ -198,7 +212,7 @@ def test_sglang_steps(sglang, changes, sinks):
         decode = counts == [1, 1]
         batch = types.SimpleNamespace(forward_mode=mode(decode), seq_lens=lengths, seq_lens_cpu=lengths.cpu(), req_pool_indices=torch.tensor(requests),
                                       extend_seq_lens=None if decode else torch.tensor(counts), extend_seq_lens_cpu=None if decode else counts,
-                                      token_to_kv_pool=pool, out_cache_loc=torch.tensor(where), spec_info=None)
+                                      out_cache_loc=torch.tensor(where), spec_info=None, **({} if of_runner else {"token_to_kv_pool": pool}))
         backend.init_forward_metadata(batch)
         out = (backend.forward_decode if decode else backend.forward_extend)(q, k, v, mine, batch, **extra)
         assert out.shape == (rows[-1], 32)
@@ -211,7 +225,46 @@ def test_sglang_steps(sglang, changes, sinks):
 
 def test_sglang_refusals(sglang):
     backend = sglang.FovealAttnBackend(types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=torch.zeros((1, 1), dtype=torch.int32))))
+    hybrid = types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=None), token_to_kv_pool=types.SimpleNamespace(swa_layer_nums=4))
+    with pytest.raises(NotImplementedError, match="--disable-hybrid-swa-memory"):
+        sglang.FovealAttnBackend(hybrid)
     with pytest.raises(NotImplementedError, match="--disable-cuda-graph"):
         backend.init_cuda_graph_state(4, 4)
     with pytest.raises(NotImplementedError, match="decoder attention only"):
         backend.forward_extend(None, None, None, layer(is_cross_attention=True), None)
+
+
+# ---- the engines themselves, where they are installed ----
+
+
+def installed(name):
+    """The module, or a skip: a package may be there without what it needs."""
+    try:
+        return importlib.import_module(name)
+    except Exception as e:      # noqa: BLE001
+        pytest.skip(f"{name}: {type(e).__name__}: {e}")
+
+
+def test_installed_vllm(monkeypatch):
+    registry, real = installed("vllm.v1.attention.backends.registry"), installed("vllm.v1.attention.backend")
+    monkeypatch.delitem(sys.modules, "foveal.vllm", raising=False)
+    plug = importlib.import_module("foveal.vllm")
+    plug.register()
+    backend = registry.AttentionBackendEnum.CUSTOM.get_class()
+    assert backend is plug.FovealBackend and issubclass(backend, real.AttentionBackend)
+    assert not any(x.__abstractmethods__ for x in (backend, backend.get_impl_cls(), backend.get_builder_cls()))
+    capability = installed("vllm.platforms.interface").DeviceCapability(9, 0)
+    options = dict(head_size=128, dtype=torch.bfloat16, kv_cache_dtype="auto", block_size=16, use_mla=False, has_sink=True, use_sparse=False, use_mm_prefix=False,
+                   use_per_head_quant_scales=False, device_capability=capability, attn_type="decoder")
+    assert backend.validate_configuration(**options, has_sliding_window=True) == []
+    assert any("MLA" in x for x in backend.validate_configuration(**options | {"use_mla": True}))
+
+
+def test_installed_sglang(monkeypatch):
+    registry = installed("sglang.srt.layers.attention.attention_registry")
+    base = installed("sglang.srt.layers.attention.base_attn_backend").AttentionBackend
+    monkeypatch.delitem(sys.modules, "foveal.sglang", raising=False)
+    plug = importlib.import_module("foveal.sglang")
+    plug.register()
+    made = registry.ATTENTION_BACKENDS["foveal"](types.SimpleNamespace(req_to_token_pool=types.SimpleNamespace(req_to_token=None)))
+    assert isinstance(made, base) and not made.support_triton()
