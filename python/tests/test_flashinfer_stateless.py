@@ -77,6 +77,11 @@ def test_xqa(device, layout, q_len):
             want = attend(q[r].reshape(q_len, HEADS, DIM), k[r], v[r], causal=True, scale=DIM**-0.5, window_left=window - 1 if window else -1,
                           sinks=None if given is None else given.reshape(-1))[0]
             close(out[r].reshape(q_len, HEADS, DIM), want * 2, "float16")
+        if layout == "NHD":             # caches as rows of tokens and heads
+            flat, words = torch.empty_like(out), table.to(torch.uint32)
+            flashinfer.xqa(q, *(cache[:, i].reshape(-1, DIM) for i in (0, 1)), words, lengths[:, None], flat, None, None, KV_HEADS, PAGE, sinks=given, q_scale=0.5,
+                           kv_scale=2.0, sliding_win_size=window, kv_layout="HND", q_seq_len=q_len)
+            assert torch.equal(flat, out)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

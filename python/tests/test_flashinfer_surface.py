@@ -173,6 +173,75 @@ def test_rows_of_graphs(device):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_cuda_graph=True, paged_kv_indptr_buffer=buffers[0])
 
 
+def test_lse_that_is_given(device):
+    """An lse is filled where it is given, whether it is returned or not."""
+    table, cache, k, v = made()
+    rows, q = ints(0, 1, 2, 3), torch.randn(3, HEADS, DIM).half()
+    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+    decode.plan(*table, HEADS, KV_HEADS, DIM, PAGE)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    paged.plan(rows, *table, HEADS, KV_HEADS, DIM, PAGE)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    ragged.plan(rows, ints(0, 37, 42, 106), HEADS, KV_HEADS, DIM)
+    packed = torch.cat(k), torch.cat(v)
+    want = np.concatenate([attend(q[r:r + 1], k[r], v[r])[1] for r in range(3)])
+    for wrapper, given in ((decode, (q, cache)), (paged, (q, cache)), (ragged, (q, *packed))):
+        lse = torch.full((3, HEADS), math.nan)
+        out = wrapper.run(*given, lse=lse)
+        assert torch.is_tensor(out)
+        lse_close(lse, want)
+        assert torch.equal(out, wrapper.run(*given))
+    for wrapper, given in ((paged, (q, cache)), (ragged, (q, *packed))):
+        for layout, shape in (("NH", (3, HEADS)), ("HN", (HEADS, 3))):
+            lse = torch.full(shape, math.nan)
+            assert torch.is_tensor(wrapper.run(*given, lse=lse, lse_base="ln", lse_layout=layout))
+            lse_close((lse if layout == "NH" else lse.T) / math.log(2), want)
+    blocks, one = flashinfer.VariableBlockSparseAttentionWrapper(workspace()), torch.ones(KV_HEADS, 1, 1, dtype=torch.bool)
+    blocks.plan(one, torch.full((KV_HEADS, 1), 3, dtype=torch.int32), torch.full((KV_HEADS, 1), 37, dtype=torch.int32), HEADS, KV_HEADS, DIM)
+    lse = torch.full((HEADS, 3), math.nan)
+    assert torch.is_tensor(blocks.run(*(x.transpose(0, 1).contiguous() for x in (q, k[0], v[0])), lse=lse))
+    lse_close(lse.T, attend(q, k[0], v[0])[1])
+
+
+def test_latent_lse(device):
+    """Of latent attention: an lse that is only given, in either base; what plan() may be told; the name of a backend."""
+    q_nope, q_pe, ckv, kpe = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((2, 4, 512), (2, 4, 64), (3, 16, 512), (3, 16, 64)))
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace())
+    assert wrapper.resolved_backend == "fa2" and flashinfer.BatchMLAPagedAttentionWrapper(workspace(), backend="fa3").resolved_backend == "fa3"
+    step = ints(0, 1, 2), ints(0, 2, 3), ints(2, 0, 1), ints(20, 9), 4, 512, 64, 16, False, 0.05, torch.bfloat16, torch.bfloat16
+    wrapper.plan(*step, lse_mode="basee", query_layout="split", kv_cache_layout="split", output_dtype=torch.bfloat16, max_q_len=1)
+    lse = torch.full((2, 4), math.nan)
+    assert torch.is_tensor(wrapper.run(q_nope, q_pe, ckv, kpe, lse=lse, return_lse_base_on_e=True))
+    dense = ckv[[2, 0, 1]].reshape(48, 1, 512), kpe[[2, 0, 1]].reshape(48, 1, 64)
+    for r, keys in enumerate((slice(0, 20), slice(32, 41))):
+        want = attend(torch.cat((q_nope[r:r + 1], q_pe[r:r + 1]), 2), torch.cat([x[keys] for x in dense], 2), dense[0][keys], scale=0.05)
+        lse_close(lse[r:r + 1] / math.log(2), want[1])
+    with pytest.raises(ValueError, match="unsupported lse_mode 'base10'"):
+        wrapper.plan(*step, lse_mode="base10")
+    for refused in (dict(query_layout="packed"), dict(output_dtype=torch.float32), dict(sinks=lse)):
+        with pytest.raises(NotImplementedError):
+            wrapper.plan(*step, **refused)
+    with pytest.raises(NotImplementedError):
+        wrapper.run(q_nope, q_pe, ckv, kpe, sinks=lse)
+
+
+def test_caches_of_cudnn(device):
+    """What upstream's cuDNN takes: pages with the heads first whatever the layout told, and offsets in elements beside lengths."""
+    table, cache, k, v = made("HND")
+    rows, q = ints(0, 4, 5, 12), torch.randn(12, HEADS, DIM).half()
+    assert flashinfer.cudnn.CUDNN_AVAILABLE
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", backend="cudnn")
+    counts, lengths = ints(4, 1, 7), ints(*LENGTHS)
+    paged.plan(rows, *table, HEADS, KV_HEADS, DIM, PAGE, causal=True, seq_lens=lengths[:, None, None, None], seq_lens_q=counts[:, None, None, None])
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="cudnn")
+    ragged.plan(rows * HEADS * DIM, ints(0, 37, 42, 106) * KV_HEADS * DIM, HEADS, KV_HEADS, DIM, causal=True, seq_lens=lengths, seq_lens_q=counts)
+    outs = [paged.run(q, x) for x in ((cache[:, 0], cache[:, 1]), tuple(cache.transpose(2, 3)[:, i].contiguous() for i in (0, 1)))]
+    for out in (*outs, ragged.run(q, torch.cat(k), torch.cat(v))):
+        for r in range(3):
+            mine = slice(int(rows[r]), int(rows[r + 1]))
+            close(out[mine], attend(q[mine], k[r], v[r], causal=True)[0], "float16")
+
+
 def test_refused(device):
     for call in (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), variant_owns_mask=True), lambda: flashinfer.gemm.SegmentGEMMWrapper(workspace()),
                  lambda: flashinfer.gemm.SegmentGEMMWrapper.run(1), lambda: flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper(workspace())):
@@ -193,5 +262,7 @@ def test_imports():
              "assert callable(xqa)", "from flashinfer.version import __version__", "from flashinfer.jit.attention.modules import gen_batch_prefill_module",
              "from flashinfer.jit.core import JitSpec, gen_jit_spec", "from flashinfer.jit.xqa import gen_xqa_module", "import flashinfer.prefill, flashinfer.decode",
              "from flashinfer.prefill import fmha_varlen, trtllm_fmha_v2_prefill", "from flashinfer.mla import xqa_batch_decode_with_kv_cache_mla",
-             "from flashinfer.testing import bench_gpu_time_with_cupti, bench_gpu_time_with_cudagraph", "from flashinfer.utils import check_lse_base, check_lse_layout")
+             "from flashinfer.testing import bench_gpu_time_with_cupti, bench_gpu_time_with_cudagraph", "from flashinfer.utils import check_lse_base, check_lse_layout",
+             "from flashinfer.cutile.cutile_common import is_cuda_tile_available", "from flashinfer.cute_dsl.utils import is_cute_dsl_available",
+             "assert not is_cuda_tile_available() and not is_cute_dsl_available()")
     subprocess.run([sys.executable, "-c", "import foveal.flashinfer as f; f.install()\n" + "\n".join(lines)], check=True)

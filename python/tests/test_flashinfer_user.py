@@ -386,8 +386,8 @@ def test_sampling_parameters_of_no_use():
              lambda x: flashinfer.sampling.top_k_top_p_sampling_from_probs(probs, x, 0.5), lambda x: flashinfer.sampling.top_k_top_p_sampling_from_logits(probs, 2, x),
              lambda x: flashinfer.sampling.top_k_renorm_probs(probs, x), lambda x: flashinfer.sampling.top_k_mask_logits(probs, x)]
     for call in calls:
-        for x, text in ((torch.ones(3, 1), r"Expected a 1D tensor or scalar.*2-dimensional tensor.*\[3, 1\]"),
-                        (torch.tensor(1), r"Expected a 1D tensor of shape \(batch_size,\) or scalar.*0-dimensional tensor"),
+        for x, text in ((torch.ones(3, 1), r"Expected a 1D tensor or scalar.*got a 2D tensor.*\[3, 1\]"),
+                        (torch.tensor(1), r"Expected a 1D tensor of shape \(batch_size,\) or scalar.*got a 0-dimensional tensor"),
                         (torch.ones(4), r"Sampling parameter tensor batch size mismatch: expected length 3.*got length 4")):
             with pytest.raises(ValueError, match=text):
                 call(x)

@@ -106,7 +106,8 @@ _BUILT = {"activation": "gen_act_and_mul_module", "cascade": "gen_cascade_module
           "quantization": "gen_quantization_module", "rope": "gen_rope_module", "sampling": "gen_sampling_module"}
 _MODULES = ("activation", "attention", "cascade", "decode", "jit", "mla", "norm", "page", "pod", "prefill", "quantization", "rope", "sampling", "sparse", "testing", "utils")
 # upstream's modules within modules that are one here
-_PARTS = {"attention": ("_core",), "cudnn": ("decode", "prefill"), "jit.attention": ("modules",), "mla": ("_core",), "quantization": ("packbits",),
+_PARTS = {"attention": ("_core",), "cudnn": ("decode", "prefill"), "cute_dsl": ("utils",), "cutile": ("cutile_common",), "jit.attention": ("modules",),
+          "mla": ("_core",), "quantization": ("packbits",),
           "jit": ("activation", "cascade", "core", "mla", "norm", "page", "quantization", "rope", "sampling", "xqa")}
 
 
@@ -127,10 +128,13 @@ def _add_names():
         vars(_module(where)).update(found)
     for where, name in _BUILT.items():
         setattr(_module(where), name, jit.generator(f"{__name__}.{where}", name))
+    jit.attention.modules = jit.attention
+    here.cudnn.CUDNN_AVAILABLE = True       # what callers ask before they want an lse or float16
+    for where, word in (("cutile", "is_cuda_tile_available"), ("cute_dsl", "is_cute_dsl_available")):
+        setattr(_module(where), word, lambda: False)        # no kernels of those: callers choose others
     for where, parts in _PARTS.items():
         for part in parts:
             _sys.modules[f"{__name__}.{where}.{part}"] = _sys.modules[f"{__name__}.{where}"]
-    jit.attention.modules = jit.attention
     here.xqa = here.xqa.xqa                 # flashinfer.xqa is the function, as upstream
     _add_refusers()
 

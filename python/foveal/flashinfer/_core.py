@@ -276,7 +276,8 @@ def _plain(scale):
 
 def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=None, k_scale=None, v_scale=None, sinks=None, args=None,
         lse_offset=None, rows=None, **tails):
-    """One layer. Returns out, or (out, lse). lse_offset: alibi_offset's, where q lies, or a number for all rows."""
+    """One layer. Returns out, or (out, lse) with return_lse; a given lse is filled, asked for or not. lse_offset: alibi_offset's, where q lies, or a
+    number for all rows."""
     if attention.plan is None:
         raise ValueError("run() needs a plan(): the last one was refused")
     spec = attention.spec
@@ -288,23 +289,19 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
         out = arrays.empty(shape, spec.o, q)
     else:
         _check_output(out, shape, spec.o, q, "out")
-    if not return_lse:
-        lse = None
-    elif lse is None:
-        lse = arrays.empty(shape[:2], "f32", q)
-    else:
+    if lse is not None:
         _check_output(lse, shape[:2], "f32", q, "lse")
+    elif return_lse:
+        lse = arrays.empty(shape[:2], "f32", q)
     if is_compiled(q):
         _run_traced(attention, q, k, v, out, lse, args or {}, **tails)
     else:
         attention.plan.run(q, k, v, out, lse, args=args, **tails)
-    if not return_lse:
-        return out
-    if spec.alibi and lse_offset is not None:
+    if lse is not None and spec.alibi and lse_offset is not None:
         if not isinstance(lse_offset, float):
             lse_offset = lse_offset[:rows, None]
         lse += lse_offset * (args["slopes"] * log2e)[None, :]
-    return out, lse
+    return (out, lse) if return_lse else out
 
 
 def _arguments(attention, q, q_scale, k_scale, v_scale, sinks, args):
@@ -405,6 +402,11 @@ def alibi_offset(lengths, rows):
     lengths = np.asarray(lengths, np.int64)
     counts = np.diff(rows)
     return np.repeat((lengths - counts).astype(np.float32), counts)
+
+
+def running_sum(lengths, name):
+    """Offsets on the host: int32 [batch + 1]."""
+    return np.concatenate(([0], np.cumsum(arrays.host_ints(lengths, name).reshape(-1)))).astype(np.int32)
 
 
 def paged_lengths(indptr, last_page_len, page_size):

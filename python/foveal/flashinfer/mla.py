@@ -7,7 +7,7 @@ from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
 from .prefill import _offsets, _Wrapper
-from .utils import check_arrays, check_sizes
+from .utils import check_arrays, check_sizes, refuse_given
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
@@ -23,8 +23,16 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
             self._fixed_batch_size = len(kv_len_arr)
 
     def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale, q_data_type,
-             kv_data_type, use_profiler=False):
-        """Plans a step: row offsets qo_indptr, page table kv_indptr and kv_indices, keys of each request kv_len_arr."""
+             kv_data_type, use_profiler=False, *, lse_mode="none", query_layout=None, kv_cache_layout=None, output_dtype=None, max_q_len=None, **others):
+        """Plans a step: row offsets qo_indptr, page table kv_indptr and kv_indices, keys of each request kv_len_arr. lse_mode changes nothing: a run says what
+        it wants."""
+        if lse_mode not in ("none", "base2", "basee"):
+            raise ValueError(f"unsupported lse_mode {lse_mode!r}.")
+        if "packed" in (query_layout, kv_cache_layout):
+            raise NotImplementedError("packed queries and caches: trtllm_batch_decode_with_kv_cache_mla takes them")
+        if output_dtype is not None and arrays.dtype_name(output_dtype) != arrays.dtype_name(q_data_type):
+            raise NotImplementedError(f"output_dtype {output_dtype}: outputs have the queries' type")
+        refuse_given(**others)
         q, kv = arrays.dtype_name(q_data_type), arrays.dtype_name(kv_data_type)
         if kv in ("fp8_e4m3", "fp8_e5m2") and q != "bf16":
             raise ValueError("an fp8 cache needs q_data_type=torch.bfloat16")
@@ -90,10 +98,11 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         return q_pe, ckv_scale
 
     def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None, kv_len=None, page_table=None,
-            return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None):
+            return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None, skip_softmax_threshold_scale_factor=None, **others):
         """One layer: q_nope [rows, heads, ckv], q_pe [rows, heads, kpe], ckv_cache [pages, page, ckv], kpe_cache [pages, page, kpe]. Returns out [rows, heads,
         ckv], and lse [rows, heads] with return_lse, in base 2 or natural."""
         self._planned()
+        refuse_given(**others)
         if o_scale is not None and arrays.as_float(o_scale) != 1:
             raise NotImplementedError("o_scale: outputs are not quantised")
         if core.rows_differ(q_nope, self):
@@ -107,9 +116,14 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         one_head = (slice(None), slice(None), None)
         tails = {"q_tail": q_pe, "k_tail": arrays.index(kpe_cache, one_head)} if has_kpe else {}
         made = core.run(self._attention, q_nope, arrays.index(ckv_cache, one_head), None, out=out, lse=lse, return_lse=return_lse, k_scale=k_scale, **tails)
-        if return_lse and return_lse_base_on_e:
-            made[1].__imul__(math.log(2))
+        if return_lse_base_on_e and (return_lse or lse is not None):
+            (made[1] if return_lse else lse).__imul__(math.log(2))
         return made
+
+    @property
+    def resolved_backend(self):
+        """The name of a backend, as upstream has them."""
+        return "fa2" if self._backend == "auto" else self._backend
 
 
 __all__ = ["BatchMLAPagedAttentionWrapper"]

@@ -110,8 +110,10 @@ def _check_token_head(wrapper, wanted):
     wrapper._use_token_head_sf = wanted
 
 
-def _finished_lse(made, lse, lse_base, lse_layout):
-    """(out, lse) with the lse in the base and layout asked for. lse: where to, in the layout "HN"."""
+def _finished_lse(made, lse, lse_base, lse_layout, return_lse):
+    """What a run returns, with the lse in the base and layout asked for. lse: where to, in the layout "HN"."""
+    if not isinstance(made, tuple):
+        return made
     out, found = made
     if lse_base == "ln":
         found.__imul__(math.log(2))
@@ -123,7 +125,7 @@ def _finished_lse(made, lse, lse_base, lse_layout):
             check_shape_dtype_device(lse, tuple(turned.shape), "f32", arrays.device_of(found), "lse")
             lse[:] = turned
             found = lse
-    return out, found
+    return (out, found) if return_lse else out
 
 
 def _check_axes(**three):
@@ -200,7 +202,6 @@ def _offsets(x, name):
     if a.ndim != 1 or len(a) < 1:
         raise ValueError(f"{name} has the shape {tuple(a.shape)}; it has batch_size + 1 entries, the first of them 0")
     return a
-
 
 
 def _pack_masks(custom_mask, packed_custom_mask, rows, lengths):
@@ -449,8 +450,15 @@ class _PagedWrapper(_Wrapper):
             # what is no fill of a last page: of requests without pages it does not matter
             self._update(spec, rows, indptr, core.paged_lengths(indptr, last, page_size), indices, page_size, mode, args, pages)
 
+    def _cudnn_layout(self, paged_kv_cache):
+        """The layout of a pair of caches for upstream's cuDNN, which takes [pages, kv_heads, page, dim] whatever the wrapper was told."""
+        spec, page_size = self._planned(), self._again[5]
+        if isinstance(paged_kv_cache, (tuple, list)) and tuple(paged_kv_cache[0].shape[1:3]) == (spec.num_kv_heads, page_size):
+            return "HND"
+        return self._kv_layout
+
     def _run_paged(self, q, paged_kv_cache, *, kv_cache_sf=None, **options):
-        k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
+        k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout if self._backend != "cudnn" else self._cudnn_layout(paged_kv_cache))
         args = None
         if self._use_token_head_sf:
             k_sf, v_sf = _token_head_scales(kv_cache_sf, self._kv_layout)
@@ -592,8 +600,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             check_lse_base(lse_base)
             check_lse_layout(lse_layout)
             made = self.run(q, paged_kv_cache, *args, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse if lse_layout == "NH" else None,
-                            return_lse=return_lse, window_left=window_left, sinks=sinks, kv_cache_sf=kv_cache_sf)
-            return _finished_lse(made, lse, lse_base, lse_layout) if return_lse else made
+                            return_lse=return_lse or lse is not None, window_left=window_left, sinks=sinks, kv_cache_sf=kv_cache_sf)
+            return _finished_lse(made, lse, lse_base, lse_layout, return_lse)
         self._planned()
         if core.rows_differ(q, self):
             raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
@@ -662,6 +670,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
                                    logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
         if use_token_head_sf or self._use_token_head_sf:
             _check_token_head(self, use_token_head_sf)
+        if self._backend == "cudnn" and seq_lens is not None and seq_lens_q is not None:     # its offsets may count elements
+            qo_indptr, kv_indptr = (core.running_sum(x, name) for x, name in ((seq_lens_q, "seq_lens_q"), (seq_lens, "seq_lens")))
+            qo_indptr_cpu = kv_indptr_cpu = None
         rows = _offsets(qo_indptr if qo_indptr_cpu is None else qo_indptr_cpu, "qo_indptr")
         indptr = _offsets(kv_indptr if kv_indptr_cpu is None else kv_indptr_cpu, "kv_indptr")
         if len(rows) != len(indptr):
@@ -711,8 +722,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             check_lse_base(lse_base)
             check_lse_layout(lse_layout)
             made = self.run(q, k, v, *args, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, o_scale=o_scale, out=out, lse=lse if lse_layout == "NH" else None,
-                            return_lse=return_lse, kv_cache_sf=kv_cache_sf)
-            return _finished_lse(made, lse, lse_base, lse_layout) if return_lse else made
+                            return_lse=return_lse or lse is not None, kv_cache_sf=kv_cache_sf)
+            return _finished_lse(made, lse, lse_base, lse_layout, return_lse)
         self._planned()
         if o_scale is not None and arrays.as_float(o_scale) != 1:
             raise NotImplementedError("o_scale: outputs are not quantised")

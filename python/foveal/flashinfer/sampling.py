@@ -43,9 +43,9 @@ def _check_number(x, like, indices=None):
     if arrays.torch_of(x) is None and not (isinstance(x, np.ndarray) and x.ndim):
         return
     if x.ndim == 0:
-        raise ValueError(f"Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter: this is a 0-dimensional tensor with shape {x.shape}")
+        raise ValueError(f"Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter: got a 0-dimensional tensor with shape {x.shape}")
     if x.ndim > 1:
-        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter: this is a {x.ndim}-dimensional tensor with shape {x.shape}")
+        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter: got a {x.ndim}D tensor with shape {x.shape}")
     if x.shape[0] not in (like.shape[0], like.shape[0] if indices is None else indices.shape[0]):
         raise ValueError(f"Sampling parameter tensor batch size mismatch: expected length {like.shape[0]}, the rows there are, got length {x.shape[0]} "
                          f"with shape {x.shape}")

@@ -171,14 +171,15 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         check_shape_dtype_device(k, (num_kv_heads, kv_len, dim), None, None, "k")
         pages = (num_kv_heads * kv_len // page, page, 1, dim)
         rows = arrays.reshape(arrays.permute(arrays.reshape(q, (num_kv_heads, group, qo_len, dim)), (0, 2, 1, 3)), (num_kv_heads * qo_len, group, dim))
-        made = core.run(self._attention, rows, arrays.reshape(k, pages), arrays.reshape(v, pages), return_lse=return_lse)
-        o = made[0] if return_lse else made
+        wanted = return_lse or lse is not None
+        made = core.run(self._attention, rows, arrays.reshape(k, pages), arrays.reshape(v, pages), return_lse=wanted)
+        o = made[0] if wanted else made
         o = arrays.reshape(arrays.permute(arrays.reshape(o, (num_kv_heads, qo_len, group, dim)), (0, 2, 1, 3)), (num_q_heads, qo_len, dim))
         if out is not None:
             check_shape_dtype_device(out, (num_q_heads, qo_len, dim), self._o_dtype, arrays.device_of(q), "out")
             out[:] = o
             o = out
-        if not return_lse:
+        if not wanted:
             return o
         s = made[1].reshape(num_kv_heads, qo_len, group)
         s = arrays.permute(s, (0, 2, 1)).reshape(num_q_heads, qo_len)
@@ -186,7 +187,7 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
             check_shape_dtype_device(lse, (num_q_heads, qo_len), "f32", arrays.device_of(q), "lse")
             lse[:] = s
             s = lse
-        return o, s
+        return (o, s) if return_lse else o
 
     def forward(self, q, k, v, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
         """Deprecated: run() with the options of plan() said again."""

@@ -214,9 +214,12 @@ def xqa(q, k_cache, v_cache, page_table, seq_lens, output, workspace_buffer, sem
         sliding_win_size=0, kv_layout="NHD", sm_count=None, enable_pdl=None, rcp_out_scale=1.0, q_seq_len=1, mask=None, *, q_cu_seq_lens=None, k_sf_cache=None,
         v_sf_cache=None):
     """Decode into output: q [batch, 1, heads, dim], or [batch, 1, q_seq_len, heads, dim] (causal, or mask as for trtllm_batch_decode_with_kv_cache), or [rows, heads,
-    dim] with the row offsets q_cu_seq_lens; page_table [batch, pages], seq_lens [batch, 1]. Scores are multiplied by q_scale * kv_scale / sqrt(dim), values by
-    kv_scale. sliding_win_size: keys that a row sees, its own included; 0: all."""
+    dim] with the row offsets q_cu_seq_lens; caches of pages, or of rows [pages * page_size * kv_heads, dim]; page_table [batch, pages], seq_lens [batch, 1]. Scores
+    are multiplied by q_scale * kv_scale / sqrt(dim), values by kv_scale. sliding_win_size: keys that a row sees, its own included; 0: all."""
     check_kv_layout(kv_layout)
+    if len(k_cache.shape) == 2:         # of rows, one a token and KV head
+        k_cache, v_cache = (arrays.reshape(x, (x.shape[0] // (page_size * num_kv_heads), page_size, num_kv_heads, x.shape[1])) for x in (k_cache, v_cache))
+        kv_layout = "NHD"
     if k_sf_cache is not None or v_sf_cache is not None:
         raise NotImplementedError("k_sf_cache and v_sf_cache are not covered: the prefill and decode wrappers take kv_cache_sf")
     k, v = unpack_paged_kv_cache((k_cache, v_cache), kv_layout)
@@ -367,10 +370,6 @@ def trtllm_fmha_v2_prefill(qkv, input_layout, workspace_buffer, seq_lens, max_q_
     return _paged(q, k, v, block_tables, seq_lens, max_kv_len, bmm1_scale=bmm1_scale, rows=rows, **told)
 
 
-def _offsets_of(lengths, name):
-    return np.concatenate(([0], np.cumsum(arrays.host_ints(lengths, name).reshape(-1)))).astype(np.int64)
-
-
 def cudnn_batch_decode_with_kv_cache(q, k_cache, v_cache, scale, workspace_buffer, *, max_sequence_kv, actual_seq_lens_kv=None, block_tables=None,
                                      is_cuda_graph_compatible=False, batch_offsets_q=None, batch_offsets_o=None, batch_offsets_k=None, batch_offsets_v=None, out=None,
                                      return_lse=False, lse=None, q_len_per_req=1, window_left=-1, sinks=None):
@@ -386,7 +385,7 @@ def cudnn_batch_decode_with_kv_cache(q, k_cache, v_cache, scale, workspace_buffe
 def _row_offsets(lengths, starts, units, name):
     """Row (or token) offsets on the host: of lengths, else of starts in tokens."""
     if lengths is not None:
-        return _offsets_of(lengths, f"actual_seq_lens_{name}")
+        return core.running_sum(lengths, f"actual_seq_lens_{name}")
     if units != "tokens" or starts is None:
         raise ValueError(f"actual_seq_lens_{name} may be left out only where batch_offsets_units is 'tokens' and the offsets are given")
     return arrays.host_ints(starts, "batch_offsets").astype(np.int64)
