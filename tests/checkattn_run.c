@@ -456,7 +456,18 @@ static bool check_graph(fv_plan *plan, setup *s, result *r)
     return judge(r, FAIL, "a replayed graph has other bits than the direct run");
 }
 
-/* Bad page ids are reported, and nothing else. */
+static bool has_bad_pages(const setup *s, int32_t request)
+{
+    if (request < 0 || request >= s->num_slices)
+        return false;
+    const slice *one = &s->slices[request];
+    for (int64_t j = one->lo; j < one->hi; j++)
+        if (case_bad(s->row, one->request, j))
+            return true;
+    return false;
+}
+
+/* Bad page ids are reported, of a request that has some, and nothing else. */
 static bool faults_are_told(fv_ctx *ctx, const setup *s, result *r)
 {
     fv_errors e = { 0 };
@@ -464,7 +475,8 @@ static bool faults_are_told(fv_ctx *ctx, const setup *s, result *r)
     fv_ctx_errors(ctx, &e, 1);
     if (s->bad_entries && e.count == 0)
         return judge(r, FAIL, "the context reports none of %lld bad page ids", (long long)s->bad_entries);
-    if (e.count == 0 || (s->bad_entries && e.what == FV_FAULT_PAGE_ID && (e.value < 0 || e.value >= s->num_pages)))
+    const bool bad_id = e.what == FV_FAULT_PAGE_ID && (e.value < 0 || e.value >= s->num_pages);
+    if (e.count == 0 || (s->bad_entries && bad_id && has_bad_pages(s, e.request)))
         return true;
     return judge(r, FAIL,
                  "the context reports fault %d: request %d slot %lld value %lld, %lld of them",

@@ -140,10 +140,10 @@ typedef struct fv_open_desc {
     const char *cpu_isa;            /* highest CPU level to use: "scalar", "avx2", "avx512", ...; NULL: FV_CPU of the environment,
                                        else the best that the machine has. A level it lacks is refused */
     int32_t num_threads;            /* CPU workers, the caller's included. 0: FV_NUM_THREADS, else the CPUs this process may use */
-    fv_parallel_for_fn *parallel_for;   /* NULL: a small pool of the library's own */
+    fv_parallel_for_fn *parallel_for;   /* called until fv_close. NULL: a small pool of the library's own */
     void *parallel_for_user;
-    const fv_allocator *allocator;  /* copied. NULL: malloc */
-    fv_log_fn *log;                 /* NULL: standard error, warnings and errors only (FV_LOG of the environment: off, error .. debug) */
+    const fv_allocator *allocator;  /* copied; called until fv_close. NULL: malloc */
+    fv_log_fn *log;                 /* called until fv_close. NULL: standard error, warnings and errors only (FV_LOG of the environment: off, error .. debug) */
     void *log_user;
     const char *cache_dir;          /* compiled kernels. NULL: FV_CACHE_DIR, else $XDG_CACHE_HOME/foveal, ~/.cache/foveal, ... */
     uint64_t reserved[8];
@@ -175,8 +175,8 @@ typedef enum fv_fault {
 
 typedef struct fv_errors {
     fv_fault what;                  /* of the first one */
-    int32_t request;                /* request, or row for FV_FAULT_VALUE and FV_FAULT_SLOT */
-    int64_t slot;                   /* entry of the request's page list, or 0 */
+    int32_t request;                /* request (of several that share what is bad, one), or row for FV_FAULT_VALUE and FV_FAULT_SLOT */
+    int64_t slot;                   /* FV_FAULT_PAGE_ID: entry of the page list, from the request's first; where there are segments, from the segment's */
     int64_t value;                  /* the bad value */
     int64_t count;                  /* how many were met since the word was last cleared */
 } fv_errors;
@@ -186,7 +186,7 @@ FV_API fv_status fv_ctx_errors(fv_ctx *ctx, fv_errors *out, int clear);
 
 /* Describes the library, the machine and the context (NULL: without one): devices, CPU levels, kernels, element types, variants
  * with their parameters, environment variables. format: "text", "markdown" or "json". Writes at most `size` bytes with a
- * final NUL; *needed (may be NULL) gets the full size with NUL. buffer may be NULL when size is 0. */
+ * final NUL, more is cut off; *needed (may be NULL) gets the full size with NUL. buffer may be NULL when size is 0. Never blocks. */
 FV_API fv_status fv_info(fv_ctx *ctx, const char *format, char *buffer, size_t size, size_t *needed, fv_error *err);
 
 /* ---------------------------------------------------------------------------------------- tensors and index arrays */
@@ -257,7 +257,8 @@ typedef struct fv_variant_use {
 } fv_variant_use;
 
 /* Makes a variant from its text (the text of a file like those in src/variants/; docs/variants.md). The text is code: it runs with the rights of this
- * process. Blocks: may start a compiler. FV_E_COMPILE: err->value is the line, err->text the compiler's words. */
+ * process. Name and text are copied; *variant is the caller's, to be destroyed after the plans that use it. Blocks: may start a compiler. FV_E_COMPILE:
+ * err->field is the name, err->value the line (0: none of the text's), err->text the compiler's words. */
 FV_API fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant, fv_error *err);
 FV_API fv_status fv_variant_destroy(fv_variant **variant);      /* FV_E_BUSY while a plan uses it; NULL is fine */
 
@@ -377,8 +378,9 @@ typedef struct fv_plan_desc {
     bool invariant;                 /* a request has the same bits whatever its neighbours, pages, splits, prefill or decode */
     bool checked;                   /* verify on the way that plan and data belong together, count NaN; slower */
     fv_sharing sharing;
-    void *workspace;                /* memory of fv_sizes.workspace bytes, on the device, kept; NULL: the library allocates at creation */
-    size_t workspace_bytes;
+    void *workspace;                /* memory for partial results, on the context's device, on a multiple of 64 bytes, used by the plan until it is
+                                       destroyed. NULL: the library allocates at creation */
+    size_t workspace_bytes;         /* of it: at least fv_sizes.workspace_bytes */
     uint64_t reserved[8];
 } fv_plan_desc;
 
@@ -419,17 +421,18 @@ FV_API fv_status fv_plan_update(fv_plan *plan, const fv_problem *problem, const 
 
 typedef struct fv_plan_stats {
     int64_t num_pieces, num_partials, num_segments, num_shared_segments, num_rows, num_kv_tokens;
-    int64_t total_cost, max_worker_cost;        /* in the cost model's units; balance = max * workers / total */
-    int64_t kv_bytes;               /* bytes of K and V that the plan reads at least once per piece */
+    int64_t total_cost, max_worker_cost;        /* in the cost model's units, about ns of one worker at dims 128; balance = max * workers / total */
+    int64_t kv_bytes;               /* bytes of K and V that the pieces read, scales apart; what several pieces read counts for each */
     int64_t flops;                  /* 2 (dim_qk + dim_v) per visible (row, head, key), by the bounds that the planner knows */
     int32_t workers;
     int32_t reserved;
     char kernel[64];
 } fv_plan_stats;
 
+/* Of the step that the plan holds; FV_E_INVALID where it holds none, here and in the next two. Never blocks. */
 FV_API fv_status fv_plan_query(const fv_plan *plan, fv_plan_stats *out, fv_error *err);
 
-/* Cost of each worker's share, in order; out has room for `count`, the plan's workers are fv_plan_stats.workers. */
+/* Cost of each worker's share, in order, in the units of fv_plan_stats; count must be fv_plan_stats.workers. */
 FV_API fv_status fv_plan_worker_costs(const fv_plan *plan, int64_t *out, int32_t count, fv_error *err);
 
 /* The plan in words ("text") or as a picture ("svg": time down, workers across, one colour a request, from the cost model). As fv_info. */
@@ -471,7 +474,8 @@ typedef struct fv_rope_desc {
 /* Writes desc->rotary_dim / 2 frequencies. */
 FV_API fv_status fv_rope_frequencies(const fv_rope_desc *desc, float *frequencies, fv_error *err);
 
-/* Rotates rows of x [rows, heads, dim] into y (same shape; may be x itself) at positions [rows]. Elements past rotary_dim are copied. */
+/* Rotates rows of x [rows, heads, dim] into y (same shape; may be x itself) at positions [rows]. Elements past rotary_dim are copied. f32, f16 or
+ * bf16. CPU: blocks. GPU: launches; positions as the arrays of fv_append. */
 FV_API fv_status fv_rope(fv_ctx *ctx, const fv_rope_desc *desc, const fv_tensor *x, fv_index positions, const fv_tensor *y,
                          fv_stream stream, fv_error *err);
 
@@ -508,7 +512,8 @@ FV_API fv_status fv_append(fv_ctx *ctx, const fv_append_desc *desc, fv_stream st
 
 /* Merges partial states (o_s [rows, heads, dim], lse_s [rows, heads] f32) of the same rows over disjoint keys:
  * lse = ln(sum exp(lse_s)), o = sum exp(lse_s - lse) o_s. States with lse = -inf are skipped; where one state alone counts, the result is that
- * state bit for bit. The output may be state 0 itself. All lse are in the same base. */
+ * state bit for bit. The output may be state 0 itself. All lse are in the same base. States: f32, f16 or bf16, of one type and shape. CPU: blocks. GPU:
+ * launches. */
 FV_API fv_status fv_merge(fv_ctx *ctx, const fv_tensor *o_states, const fv_tensor *lse_states, int64_t num_states, bool lse_base2,
                           const fv_tensor *o, const fv_tensor *lse, fv_stream stream, fv_error *err);
 
@@ -516,8 +521,9 @@ typedef struct fv_copy {
     int32_t src, dst;               /* page ids */
 } fv_copy;
 
-/* Copies whole pages of k and v (either may be absent) as fv_cache_fork asks: of any element type, and of "u8", "u16" and "i32". Tensors beside them that are paged alike (scales of tokens or blocks, the
- * pairs of int4) want a call of their own, with them as k and v. */
+/* Copies whole pages of k and v (either may be absent) as fv_cache_fork asks: of any element type, and of "u8", "u16" and "i32". In the order given, so
+ * a page that was a destination may be a source later; { -1, -1 } copies nothing. Tensors beside them that are paged alike (scales of tokens or
+ * blocks, the pairs of int4) want a call of their own, with them as k and v. CPU: blocks. GPU: launches. */
 FV_API fv_status fv_copy_pages(fv_ctx *ctx, const fv_tensor *k, const fv_tensor *v, const fv_copy *copies, int64_t num_copies,
                                fv_stream stream, fv_error *err);
 
@@ -535,6 +541,8 @@ typedef struct fv_cache_desc {
     uint64_t reserved[4];
 } fv_cache_desc;
 
+/* All memory is taken here: nothing below allocates or blocks. *cache is the caller's. Destroying it ends its sequences; the page tables that it gave
+ * out must not be used any more. NULL is fine. */
 FV_API fv_status fv_cache_create(fv_ctx *ctx, const fv_cache_desc *desc, fv_cache **cache, fv_error *err);
 FV_API fv_status fv_cache_destroy(fv_cache **cache);
 
@@ -553,8 +561,8 @@ FV_API fv_status fv_cache_extend(fv_cache *cache, int32_t sequence, int64_t toke
 /* The first `tokens` tokens of the sequence are written: its full pages with keys can be found by others from now on. */
 FV_API fv_status fv_cache_commit(fv_cache *cache, int32_t sequence, int64_t tokens, const uint64_t *page_keys, int64_t num_keys, fv_error *err);
 
-/* A copy of the sequence that shares all its full pages; its last, partly filled page is a new one and *copy says which page to copy
- * (src == dst == -1: none). */
+/* A copy of the sequence, *child, that shares all its full pages; its last, partly filled page is a new one and *copy says which page to copy
+ * (src == dst == -1: none), by fv_copy_pages, before either is written. FV_E_CAPACITY: no free sequence, or no free page. */
 FV_API fv_status fv_cache_fork(fv_cache *cache, int32_t sequence, int32_t *child, fv_copy *copy, fv_error *err);
 
 /* Gives back pages that lie wholly before token `first` (a sliding window has passed them); their table entries become -1. */
@@ -573,7 +581,8 @@ FV_API fv_status fv_cache_evict(fv_cache *cache, int64_t pages, int64_t *freed, 
 FV_API fv_status fv_cache_length(const fv_cache *cache, int32_t sequence, int64_t *tokens, fv_error *err);
 
 /* The page table of these sequences, in this order, as the pages of a batch (page_size, num_pages, 2-D ids, table_rows). Costs nothing per page: the
- * cache keeps the table up to date. `sequences` is kept. The memory belongs to the cache. */
+ * cache keeps the table up to date, on the host. `sequences` is kept as long as `pages` is used. The table belongs to the cache: it stays where it is
+ * until the cache is destroyed, and changes with the sequences. */
 FV_API fv_status fv_cache_pages(const fv_cache *cache, const int32_t *sequences, int64_t count, fv_pages *pages, fv_error *err);
 
 typedef struct fv_cache_stats {

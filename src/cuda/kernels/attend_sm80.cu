@@ -1219,13 +1219,13 @@ FV_DEVICE int64_t live_keys(args p, const d_request &q, int request)
     return live < 0 ? 0 : live > q.num_keys ? q.num_keys : live;
 }
 
-/* The bad page ids of the piece that is done; by one thread. */
+/* The bad page ids of the piece that is done, whose rows are still there; by one thread. */
 FV_DEVICE void report_bad_pages(args p)
 {
     const lookup &l = S.look;
     const int64_t e = W.table + S.bad_entry, k = e < l.table_entries ? load_index(l.ids, e * l.ids_stride, l.ids_64) : -1;
     const bool of_v = (uint64_t)k < (uint64_t)l.num_pages;
-    d_fault(p.faults, p.faults_host, 1, W.request, S.bad_entry, of_v ? load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64) : k, S.bad_pages);
+    d_fault(p.faults, p.faults_host, 1, S.rows[0].request, S.bad_entry, of_v ? load_index(l.v_ids, e * l.v_ids_stride, l.v_ids_64) : k, S.bad_pages);
     S.bad_pages = 0;
 }
 
