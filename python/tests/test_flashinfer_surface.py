@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import foveal.flashinfer as flashinfer
-from reference import attend, close, lse_close
+from reference import attend, close, lse_close, numbers
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("by_default")
@@ -240,6 +240,58 @@ def test_caches_of_cudnn(device):
         for r in range(3):
             mine = slice(int(rows[r]), int(rows[r + 1]))
             close(out[mine], attend(q[mine], k[r], v[r], causal=True)[0], "float16")
+
+
+def capped_alibi(q, k, v, mask, scale, cap):
+    """(o, lse in base 2) in float64: the bias counts from a row's index, and all of it is scaled once more."""
+    q, (k, v), heads = q.double(), (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)), q.shape[1]
+    slopes = flashinfer.utils.get_alibi_slopes(heads).to(q.device).double()
+    distance = torch.arange(k.shape[0])[None] - torch.arange(q.shape[0])[:, None]
+    s = torch.einsum("ihd,jhd->hij", q, k) * scale + slopes[:, None, None] * distance
+    s = (cap * torch.tanh(s * scale / cap)).masked_fill(~mask, -math.inf)
+    return torch.einsum("hij,jhd->ihd", s.softmax(-1), v), torch.logsumexp(s, -1).T / math.log(2)
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_alibi_under_a_cap(device, custom):
+    table, cache, k, v = made()
+    rows, q, cap = ints(0, 4, 5, 12), torch.randn(12, HEADS, DIM).half(), 5.0
+    parts = [slice(int(rows[r]), int(rows[r + 1])) for r in range(3)]
+    masks = [torch.ones(len(q[part]), n, dtype=torch.bool).tril(n - len(q[part])) for part, n in zip(parts, LENGTHS)]
+    if custom:
+        masks = [x & (torch.rand(x.shape) < 0.8) for x in masks]
+    told = dict(custom_mask=torch.cat([x.flatten() for x in masks])) if custom else dict(causal=True)
+    words = dict(pos_encoding_mode="ALIBI", logits_soft_cap=cap)
+    paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    paged.plan(rows, *table, HEADS, KV_HEADS, DIM, PAGE, sm_scale=0.2, **told, **words)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    ragged.plan(rows, ints(0, 37, 42, 106), HEADS, KV_HEADS, DIM, sm_scale=0.2, **told, **words)
+    results = [paged.run(q, cache, return_lse=True), ragged.run(q, torch.cat(k), torch.cat(v), return_lse=True)]
+    told = [dict(custom_mask=x) for x in masks] if custom else [dict(causal=True)] * 3
+    single = [flashinfer.single_prefill_with_kv_cache(q[parts[r]], k[r], v[r], sm_scale=0.2, return_lse=True, **told[r], **words) for r in range(3)]
+    results.append([torch.cat([x[i] for x in single]) for i in (0, 1)])
+    for r, part in enumerate(parts):
+        want, want_lse = capped_alibi(q[part], k[r], v[r], masks[r], 0.2, cap)
+        for out, lse in results:
+            close(out[part], numbers(want), "float16")
+            lse_close(lse[part], numbers(want_lse))
+
+
+def test_decode_with_alibi_under_a_cap(device):
+    table, cache, k, v = made()
+    q, words = torch.randn(3, HEADS, DIM).half(), dict(pos_encoding_mode="ALIBI", logits_soft_cap=5.0)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+    for scale in (0.2, 0.1):                # of the bias, too
+        wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, sm_scale=scale, **words)
+        out, lse = wrapper.run(q, cache, return_lse=True)
+        for r, n in enumerate(LENGTHS):
+            want, want_lse = capped_alibi(q[r:r + 1], k[r], v[r], torch.ones(1, n, dtype=torch.bool), scale, 5.0)
+            close(out[r:r + 1], numbers(want), "float16")
+            lse_close(lse[r:r + 1], numbers(want_lse))
+            close(flashinfer.single_decode_with_kv_cache(q[r], k[r], v[r], sm_scale=scale, **words), numbers(want)[0], "float16")
+    wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, pos_encoding_mode="ALIBI")         # and without one, whose lse has an offset
+    for r, lse in enumerate(wrapper.run(q, cache, return_lse=True)[1]):
+        lse_close(lse[None], attend(q[r:r + 1], k[r], v[r], slopes=numbers(flashinfer.utils.get_alibi_slopes(HEADS)))[1])
 
 
 def test_refused(device):

@@ -18,7 +18,7 @@ import threading
 
 import numpy as np
 
-from .. import Batch, Context, Plan, Problem, Tensor, _foveal
+from .. import Batch, Context, Plan, Problem, Tensor, Variant, _foveal
 from . import _arrays as arrays
 from .utils import check_arrays, check_shape_dtype_device, get_alibi_slopes, log2e, next_positive_power_of_2
 
@@ -52,13 +52,33 @@ def errors(device=None, clear=False):
 Need = collections.namedtuple("Need", "requests rows tokens pages segments segment_rows levels", defaults=(0, 0, 0))
 Mode = collections.namedtuple("Mode", "decode invariant chunk", defaults=(False, False, 0))
 Extras = collections.namedtuple("Extras", "k_scale v_scale sinks", defaults=(None, None, False))
+# alibi: None, or what a row's distances count from: "positions", as the engine's, or "rows", its index in the request, as FlashInfer's
 Spec = collections.namedtuple(
-    "Spec", "q k v o num_q_heads num_kv_heads dim_qk dim_v scale variants qk_tail v_in_k alibi", defaults=(0, False, False))
+    "Spec", "q k v o num_q_heads num_kv_heads dim_qk dim_v scale variants qk_tail v_in_k alibi", defaults=(0, False, None))
+
+# What FlashInfer makes of ALiBi under a cap: the bias counts from a row's index, which no softmax makes up for here, and all of it is scaled once more.
+_CAPPED_ALIBI = """
+FV_META("cap * tanh((s + slopes[head] * (key - row)) * factor / cap)")
+FV_PARAMS(
+    FV_NUMBER(cap, problem, required, 5)
+    FV_NUMBER(factor, problem, required, 0.125)
+    FV_FLOATS(slopes, run, heads, required)
+)
+FV_REQUIRE(cap > 0)
+FV_SCORE { return a->cap * v_tanh(v_fma(v_read(a->slopes, at.head), v_float(at.key - at.row), s) * (a->factor / a->cap)); }
+"""
+
+
+@functools.lru_cache(maxsize=32)
+def _capped_alibi(device):
+    return Variant(context_for(device), "capped_alibi", _CAPPED_ALIBI)
 
 
 @functools.lru_cache(maxsize=256)
-def _problem(spec, extras):
+def _problem(spec, extras, device):
     variants = [name if not args else (name, dict(args)) for name, args in spec.variants]
+    if spec.alibi == "rows":
+        variants = [(_capped_alibi(device), {**use[1], "factor": spec.scale}) if use[0] == "capped_alibi" else use for use in variants]
     if extras.sinks:
         variants.append("sink")
     return Problem(spec.q, spec.k, spec.v, spec.o, num_q_heads=spec.num_q_heads, num_kv_heads=spec.num_kv_heads, dim_qk=spec.dim_qk,
@@ -89,15 +109,14 @@ def _spec(q_dtype, kv_dtype, o_dtype, num_q_heads, num_kv_heads, dim_qk, dim_v, 
     if logits_soft_cap is not None and not math.isfinite(logits_soft_cap):
         raise ValueError(f"logits_soft_cap is {logits_soft_cap}; it must be a number, None or 0 for none")
     variants = []
-    alibi = pos_encoding_mode == "ALIBI"
+    alibi = "positions" if pos_encoding_mode == "ALIBI" else None
     if pos_encoding_mode == "ROPE_LLAMA":
         variants.append(("rope", (("rotary_dim", dim_qk), ("base", 1e4 if rope_theta is None else float(rope_theta)),
                                   ("factor", 1.0 if rope_scale is None else float(rope_scale)))))
     if logits_soft_cap is not None and logits_soft_cap > 0:
-        if alibi:
-            raise NotImplementedError("ALIBI together with logits_soft_cap")
-        variants.append(("softcap", (("cap", float(logits_soft_cap)),)))
-    if alibi:
+        alibi = alibi and "rows"
+        variants.append(("capped_alibi" if alibi else "softcap", (("cap", float(logits_soft_cap)),)))
+    elif alibi:
         variants.append(("alibi", ()))
     if custom_mask:
         variants.append(("mask", ()))
@@ -192,7 +211,7 @@ class Attention:
     def _apply(self):
         told = self.spec, self.extras, self.mode
         if told != self.told:
-            self.key, self.problem = (_kind(self.spec, self.extras), self.mode), _problem(self.spec, self.extras)
+            self.key, self.problem = (_kind(self.spec, self.extras), self.mode), _problem(self.spec, self.extras, self.device)
             self.plain = self.extras == Extras() and self.spec.k not in _NARROW and not self.spec.alibi
             self.told = told
         key, problem = self.key, self.problem
@@ -297,7 +316,7 @@ def run(attention, q, k, v, *, out=None, lse=None, return_lse=False, q_scale=Non
         _run_traced(attention, q, k, v, out, lse, args or {}, **tails)
     else:
         attention.plan.run(q, k, v, out, lse, args=args, **tails)
-    if lse is not None and spec.alibi and lse_offset is not None:
+    if lse is not None and spec.alibi == "positions" and lse_offset is not None:
         if not isinstance(lse_offset, float):
             lse_offset = lse_offset[:rows, None]
         lse += lse_offset * (args["slopes"] * log2e)[None, :]
@@ -396,10 +415,14 @@ def _scale_argument(kind, value, heads, like):
     return vector if kind == "tensor" or vector.shape[0] == heads else vector.expand(heads).contiguous()
 
 
-def alibi_offset(lengths, rows):
-    """float32 [rows]: FlashInfer counts a row's distance from its index in the request, the engine from its position; the difference is the same for
-    all keys of a row and only shows in the log-sum-exp."""
+def alibi_offset(spec, lengths, rows):
+    """float32 [rows], or None: FlashInfer counts a row's distance from its index in the request, the engine from its position; the difference is the same
+    for all keys of a row and only shows in the log-sum-exp. rows: offsets, or None for one a request."""
+    if spec.alibi != "positions":
+        return None
     lengths = np.asarray(lengths, np.int64)
+    if rows is None:
+        return (lengths - 1).astype(np.float32)
     counts = np.diff(rows)
     return np.repeat((lengths - counts).astype(np.float32), counts)
 

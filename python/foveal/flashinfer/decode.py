@@ -133,7 +133,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             indices = self._paged_kv_indices_buf
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
-        self._keep_lse_offset(core.alibi_offset(lengths, np.arange(n + 1) if q_len == 1 else rows) if spec.alibi else None)
+        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
         self._update(spec, rows, host, lengths, indices, page_size, mode, last=last)
         self._plan_info = [n, n * q_len, 0, 16] + [0] * 11
 

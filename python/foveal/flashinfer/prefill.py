@@ -556,7 +556,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
+        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
         self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, mode, args, last=last)
         tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
@@ -689,7 +689,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
+        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
         self._rows_total = total
         keys = int(lengths.sum())
         batch = Batch(rows=rows, kv_indptr=indptr, args=args)

@@ -69,7 +69,7 @@ class BlockSparseAttentionWrapper(_Wrapper):
                                     logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
                                     custom_mask=masked))
         lengths = blocks.astype(np.int64) * C
-        self._keep_lse_offset(core.alibi_offset(lengths, rows) if spec.alibi else None)
+        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
         ids = arrays.to_numpy(indices) if self._device == "cpu" else arrays.to_device(indices, self._float_workspace_buffer)
         if self._device != "cpu":
             ids = (None, ids)
