@@ -225,6 +225,36 @@ def test_latent_lse(device):
         wrapper.run(q_nope, q_pe, ckv, kpe, sinks=lse)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_older_latent_decode(device, graph):
+    q_nope, q_pe, ckv, kpe = (torch.randn(*shape, dtype=torch.float16) for shape in ((2, 4, 512), (2, 4, 64), (3, 16, 512), (3, 16, 64)))
+    buffers = [torch.zeros(n, dtype=torch.int32) for n in (3, 4, 2)]
+    make = flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper
+    wrapper = make(workspace(), True, False, *buffers) if graph else make(workspace())
+    dense = ckv[[2, 0, 1]].reshape(48, 1, 512), kpe[[2, 0, 1]].reshape(48, 1, 64)
+    for words, known in ((dict(), {}), (dict(window_left=6, logits_soft_cap=3.0), dict(window_left=6, cap=3.0))):
+        wrapper.plan(ints(0, 2, 3), ints(2, 0, 1), ints(4, 9), 4, 512, 16, 0.05, data_type=torch.float16, **words)
+        if graph:
+            assert [x.tolist() for x in buffers] == [[0, 2, 3], [2, 0, 1, 0], [4, 9]]
+        for scales, scale, times in (({}, 0.05, 1), (dict(q_scale=2.0, k_scale=0.5, v_scale=2.0), 0.05, 2), (dict(k_scale=torch.tensor([3.0])), 0.15, 1)):
+            out, lse = wrapper.run_return_lse(q_nope, q_pe, ckv, kpe, **scales)
+            assert torch.equal(wrapper.run(q_nope, q_pe, ckv, kpe, **scales), out)
+            for r, keys in enumerate((slice(0, 20), slice(32, 41))):
+                q = torch.cat((q_nope[r:r + 1], q_pe[r:r + 1]), 2)
+                want = attend(q, torch.cat([x[keys] for x in dense], 2), dense[0][keys], scale=scale, **known)
+                close(out[r:r + 1], want[0] * times, "float16")
+                lse_close(lse[r:r + 1], want[1])
+    with pytest.raises(ValueError, match="last_page_len has 1 entries"):
+        wrapper.plan(ints(0, 2, 3), ints(2, 0, 1), ints(4), 4, 512, 16, 0.05)
+    with pytest.raises(NotImplementedError, match="caches of 8 bits"):
+        wrapper.plan(ints(0, 2, 3), ints(2, 0, 1), ints(4, 9), 4, 512, 16, 0.05, data_type=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="paged_kv_indptr_buffer should be a torch.Tensor in cudagraph mode"):
+        make(workspace(), True)
+    if graph:
+        with pytest.raises(ValueError, match="The size of indices should be less than or equal to the allocated buffer"):
+            wrapper.plan(ints(0, 2, 5), ints(2, 0, 1, 1, 1), ints(4, 9), 4, 512, 16, 0.05)
+
+
 def test_caches_of_cudnn(device):
     """What upstream's cuDNN takes: pages with the heads first whatever the layout told, and offsets in elements beside lengths."""
     table, cache, k, v = made("HND")
@@ -296,7 +326,7 @@ def test_decode_with_alibi_under_a_cap(device):
 
 def test_refused(device):
     for call in (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), variant_owns_mask=True), lambda: flashinfer.gemm.SegmentGEMMWrapper(workspace()),
-                 lambda: flashinfer.gemm.SegmentGEMMWrapper.run(1), lambda: flashinfer.decode.BatchDecodeMlaWithPagedKVCacheWrapper(workspace())):
+                 lambda: flashinfer.gemm.SegmentGEMMWrapper.run(1), lambda: flashinfer.attention.BatchPrefillWithCausalBidirectionalRangesWrapper(workspace())):
         with pytest.raises(NotImplementedError):
             call()
     blocks = flashinfer.BlockSparseAttentionWrapper(workspace())

@@ -35,7 +35,7 @@ from .decode import (
     fast_decode_plan,
     single_decode_with_kv_cache,
 )
-from .mla import BatchMLAPagedAttentionWrapper
+from .mla import BatchDecodeMlaWithPagedKVCacheWrapper, BatchMLAPagedAttentionWrapper
 from .norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, layernorm, rmsnorm
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
 from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
@@ -94,8 +94,8 @@ __version__ = __git_version__ = "0.6.18"        # of the surface that this follo
 
 # where upstream has what lies in .stateless, and the modules whose kernels a script may ask to build ahead
 _ALSO = {
-    "decode": ("cudnn_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache",
-               "xqa_batch_decode_with_kv_cache_mla"),
+    "decode": ("BatchDecodeMlaWithPagedKVCacheWrapper", "cudnn_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache",
+               "trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache", "xqa_batch_decode_with_kv_cache_mla"),
     "prefill": ("cudnn_batch_prefill_with_kv_cache", "fmha_varlen", "trtllm_batch_context_with_kv_cache", "trtllm_fmha_v2_prefill", "trtllm_ragged_attention_deepseek"),
     "mla": ("trtllm_batch_decode_with_kv_cache_mla", "xqa_batch_decode_with_kv_cache_mla"),
     "cudnn": ("cudnn_batch_decode_with_kv_cache", "cudnn_batch_prefill_with_kv_cache"),

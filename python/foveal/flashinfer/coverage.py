@@ -18,6 +18,7 @@ COVERED = [
     ("PODWithPagedKVCacheWrapper", "masks of either part are planned with in each run"),
     ("BatchPODWithPagedKVCacheWrapper", ""),
     ("BatchMLAPagedAttentionWrapper", "ckv and kpe caches stay two tensors; no ckv_scale_arr, no o_scale"),
+    ("BatchDecodeMlaWithPagedKVCacheWrapper", "of 0.6; caches of 16 and 32 bits"),
     ("MultiLevelCascadeAttentionWrapper", "one plan over all levels where masks allow"),
     ("BatchDecodeWithSharedPrefixPagedKVCacheWrapper", ""),
     ("BatchPrefillWithSharedPrefixPagedKVCacheWrapper", ""),
@@ -78,7 +79,6 @@ COVERED = [
 
 # name -> (module, why)
 UNCOVERED = {
-    "BatchDecodeMlaWithPagedKVCacheWrapper": ("decode", "superseded by BatchMLAPagedAttentionWrapper"),
     "BatchPrefillWithCausalBidirectionalRangesWrapper": ("attention", "BatchPrefillWithPagedKVCacheWrapper with a custom mask"),
     "xqa_mla": ("xqa", "another library's kernels: BatchMLAPagedAttentionWrapper"),
     "nvfp4_quantize_append_paged_kv_cache": ("page", "foveal.append writes fp4_e2m1"),

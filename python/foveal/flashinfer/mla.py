@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention (DeepSeek's MLA) over two cache tensors, without a copy: keys are ckv | kpe, values are ckv."""
 
+import functools
 import math
+
+import numpy as np
 
 from .. import Batch
 from . import _arrays as arrays
@@ -38,13 +41,21 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
             raise ValueError("an fp8 cache needs q_data_type=torch.bfloat16")
         check_sizes(num_heads, 1, head_dim_ckv=head_dim_ckv, page_size=page_size)
         rows, indptr, lengths = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr"), arrays.host_ints(kv_len_arr, "kv_len_arr")
+        tables = ((self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr), (self._kv_len_arr_buf, kv_len_arr))
+        spec = self._spec(q, kv, num_heads, head_dim_ckv, head_dim_kpe, sm_scale=sm_scale, causal=bool(causal))
+        self._plan_step(spec, rows, indptr, lengths, kv_indices, page_size, tables)
+
+    def _spec(self, q, kv, num_heads, head_dim_ckv, head_dim_kpe, **words):
+        self._q_dtype, self._kv_dtype, self._head_dim_ckv, self._head_dim_kpe = q, kv, head_dim_ckv, head_dim_kpe
+        spec = core.make_spec(q, kv, q, num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv, **words)
+        return spec._replace(qk_tail=head_dim_kpe, v_in_k=True)
+
+    def _plan_step(self, spec, rows, indptr, lengths, kv_indices, page_size, tables):
+        """tables: what a graph's buffers are filled with, in pairs."""
         n, total, used = len(rows) - 1, int(rows[-1]), int(indptr[-1])
         if self._use_cuda_graph:
-            self._fill_buffers(qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size)
+            self._fill_buffers(tables, kv_indices, n, total, page_size)
             kv_indices = self._kv_indices_buf
-        scale = core.scale_of(sm_scale, head_dim_ckv + head_dim_kpe)
-        spec = core.Spec(q, kv, kv, q, num_heads, 1, head_dim_ckv + head_dim_kpe, head_dim_ckv, scale, (("causal", ()),) if causal else (), head_dim_kpe, True)
-        self._q_dtype, self._kv_dtype, self._head_dim_ckv, self._head_dim_kpe = q, kv, head_dim_ckv, head_dim_kpe
         self._rows_total = total
         batch = dict(rows=rows, lengths=lengths, page_size=page_size, page_indptr=indptr, page_ids=self._page_ids(kv_indices))
         self._again = batch
@@ -56,11 +67,11 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
             return arrays.to_numpy(indices) if arrays.device_of(indices) != "cpu" else indices
         return (None, indices) if arrays.device_of(indices) == self._device else (indices, arrays.to_device(indices, self._float_workspace_buffer))
 
-    def _fill_buffers(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, n, total, page_size):
+    def _fill_buffers(self, tables, kv_indices, n, total, page_size):
         if n != self._fixed_batch_size:
             raise ValueError(f"The batch size should be fixed in cudagraph mode, the runtime batch size {n} mismatches the batch size "
                              f"{self._fixed_batch_size} set during initialization")
-        for buffer, x in ((self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr), (self._kv_len_arr_buf, kv_len_arr)):
+        for buffer, x in tables:
             buffer[:] = arrays.to_device(x, buffer)
         if kv_indices is not self._kv_indices_buf:
             self._kv_indices_buf[:len(kv_indices)] = arrays.to_device(kv_indices, self._kv_indices_buf)
@@ -126,4 +137,60 @@ class BatchMLAPagedAttentionWrapper(_Wrapper):
         return "fa2" if self._backend == "auto" else self._backend
 
 
-__all__ = ["BatchMLAPagedAttentionWrapper"]
+class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
+    """The older form, of one row a request; head_dim_kpe is an eighth of head_dim_ckv, and q_pe and kpe have been turned. Deprecated, and gone in 0.7."""
+
+    def __init__(self, float_workspace_buffer, use_cuda_graph=False, use_tensor_cores=False, paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None,
+                 paged_kv_last_page_len_buffer=None):
+        super().__init__(float_workspace_buffer)
+        self._use_cuda_graph, self._use_tensor_cores = use_cuda_graph, use_tensor_cores
+        self._kv_indptr_buf, self._kv_indices_buf, self._last_page_len_buf = paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+        if use_cuda_graph:
+            for name, x in (("indptr", self._kv_indptr_buf), ("indices", self._kv_indices_buf), ("last_page_len", self._last_page_len_buf)):
+                if x is None:
+                    raise ValueError(f"paged_kv_{name}_buffer should be a torch.Tensor in cudagraph mode")
+            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
+            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
+                raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
+
+    @property
+    def use_tensor_cores(self):
+        return self._use_tensor_cores
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, head_dim_compressed_kv, page_size, sm_scale, window_left=-1, logits_soft_cap=None,
+             data_type="float16", q_data_type=None, rope_scale=None, rope_theta=None):
+        """Plans a step: indptr [batch + 1], indices and last_page_len [batch] are the page table. rope_scale and rope_theta change nothing."""
+        kv = arrays.dtype_name(data_type)
+        q = arrays.dtype_name(q_data_type) or kv
+        if kv not in ("f32", "f16", "bf16"):
+            raise NotImplementedError(f"data_type {data_type}: BatchMLAPagedAttentionWrapper has caches of 8 bits")
+        check_sizes(num_qo_heads, 1, head_dim_compressed_kv=head_dim_compressed_kv, page_size=page_size)
+        host, last = _offsets(indptr, "indptr"), arrays.host_ints(last_page_len, "last_page_len")
+        if len(last) != len(host) - 1:
+            raise ValueError(f"last_page_len has {len(last)} entries; indptr speaks of {len(host) - 1} requests")
+        if self._use_cuda_graph and len(indices) > len(self._kv_indices_buf):
+            raise ValueError("The size of indices should be less than or equal to the allocated buffer")
+        spec = self._spec(q, kv, num_qo_heads, head_dim_compressed_kv, head_dim_compressed_kv // 8, sm_scale=sm_scale, window_left=window_left,
+                          logits_soft_cap=logits_soft_cap)
+        self._sm_scale = spec.scale
+        self._plan_step(spec, np.arange(len(host), dtype=np.int32), host, core.paged_lengths(host, last, page_size), indices, page_size,
+                        ((self._kv_indptr_buf, indptr), (self._last_page_len_buf, last_page_len)))
+
+    def run(self, q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
+            enable_pdl=False):
+        """One layer: q_nope [batch, heads, ckv], q_pe [batch, heads, kpe], caches [pages, page, ckv] and [pages, page, kpe]. Scores are multiplied by q_scale *
+        k_scale, the rounded outputs by v_scale. Returns out, and lse [batch, heads] with return_lse."""
+        spec, scale = self._planned(), self._sm_scale
+        for x in (q_scale, k_scale):
+            if x is not None:
+                scale *= arrays.as_float(x)
+        self._attention.with_spec(spec._replace(scale=scale))
+        made = super().run(q_nope, q_pe, paged_ckv_cache, paged_kpe_cache, out=out, lse=lse, return_lse=return_lse)
+        if v_scale is not None:
+            (made[0] if return_lse else made).__imul__(v_scale)
+        return made
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+
+__all__ = ["BatchDecodeMlaWithPagedKVCacheWrapper", "BatchMLAPagedAttentionWrapper"]
