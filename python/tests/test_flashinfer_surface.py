@@ -150,6 +150,38 @@ def test_sinks_of_decode(device):
         wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, pos_encoding_mode="ROPE_LLAMA")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_norms_into_8_bits(device, dtype, tensor):
+    x, r, w = torch.randn(9, 520).half(), torch.randn(9, 520).half(), torch.rand(520).half()
+    most, before = torch.finfo(dtype).max, x.clone()
+
+    def wanted(x, scale):
+        x = x.double()
+        x = x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double() / scale
+        return x.clamp(-most, most)
+
+    for scale in (0.5, 0.5 / most):         # much of the second is beyond what the type has
+        given = torch.tensor([scale]) if tensor else scale
+        out, residual = torch.empty(9, 520, dtype=dtype), r.clone()
+        assert flashinfer.norm.rmsnorm_quant(out, x, w, given) is None
+        half_a_step = (torch.finfo(dtype).eps / 2 * 1.01) * wanted(x, scale).abs() + torch.finfo(dtype).smallest_normal
+        assert ((out.double() - wanted(x, scale)).abs() <= half_a_step).all()
+        assert flashinfer.norm.fused_add_rmsnorm_quant(out, x, residual, w, given, enable_pdl=True) is None
+        total = x.float() + r.float()
+        assert torch.equal(x, before) and torch.equal(residual, total.half())
+        half_a_step = (torch.finfo(dtype).eps / 2 * 1.01) * wanted(total, scale).abs() + torch.finfo(dtype).smallest_normal
+        assert ((out.double() - wanted(total, scale)).abs() <= half_a_step).all()
+    with pytest.raises(ValueError, match=r"scale must be a scalar tensor or shape \(1,\)"):
+        flashinfer.rmsnorm_quant(out, x, w, torch.ones(2))
+    with pytest.raises(ValueError, match="float8_e4m3fn or float8_e5m2"):
+        flashinfer.rmsnorm_quant(x, x, w, 1.0)
+    with pytest.raises(ValueError, match="out"):
+        flashinfer.fused_add_rmsnorm_quant(out[:3], x, r, w, 1.0)
+    with pytest.raises(NotImplementedError, match="tensors of torch only"):
+        flashinfer.rmsnorm_quant(np.zeros((2, 4)), np.zeros((2, 4), np.float32), np.ones(4, np.float32), 1.0)
+
+
 def test_rows_of_graphs(device):
     """max_total_num_rows says what later plans may have, whatever the first one has."""
     table, cache, k, v = made()

@@ -398,7 +398,10 @@ def test_companions_compile(device):
         residual = x.clone()
         flashinfer.fused_add_rmsnorm(x, residual, weight)
         q, k = flashinfer.apply_rope_with_cos_sin_cache(at, x, residual, 16, angles)
-        return q * 2 + k + flashinfer.gelu_tanh_and_mul(torch.cat([x, residual], -1))
+        narrow = torch.empty(2, *x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+        flashinfer.rmsnorm_quant(narrow[0], x, weight, 0.5)
+        flashinfer.fused_add_rmsnorm_quant(narrow[1], x, residual, weight, weight[:1].abs())
+        return q * 2 + k + flashinfer.gelu_tanh_and_mul(torch.cat([x, residual], -1)) + narrow[0].float() + narrow[1].float()
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for rows in (3, 4, 5):

@@ -36,7 +36,7 @@ from .decode import (
     single_decode_with_kv_cache,
 )
 from .mla import BatchDecodeMlaWithPagedKVCacheWrapper, BatchMLAPagedAttentionWrapper
-from .norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, layernorm, rmsnorm
+from .norm import fused_add_rmsnorm, fused_add_rmsnorm_quant, gemma_fused_add_rmsnorm, gemma_rmsnorm, layernorm, rmsnorm, rmsnorm_quant
 from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
 from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
 from .prefill import (

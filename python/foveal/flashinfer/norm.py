@@ -53,6 +53,45 @@ def gemma_fused_add_rmsnorm(input, residual, weight, eps=1e-6, enable_pdl=None):
     _norm(input, weight, eps, input, plus_one=True, residual=residual)
 
 
+def _into_8_bits(out, wide, scale):
+    torch = arrays.torch_of(out)
+    if arrays.torch_of(scale) is not None:
+        if scale.numel() != 1 or scale.ndim > 1:
+            raise ValueError(f"scale must be a scalar tensor or shape (1,), got shape {tuple(scale.shape)}")
+        scale = arrays.to_device(scale, wide).float()
+    most = torch.finfo(out.dtype).max
+    out.copy_((wide / scale).clamp_(-most, most))
+
+
+def _wide(input, out):
+    """float32 of the shape, once it is clear that out may take them."""
+    if arrays.torch_of(input) is None:
+        raise NotImplementedError("tensors of torch only")
+    if not (arrays.dtype_of(out) or "").startswith("fp8_e"):
+        raise ValueError(f"out is of {out.dtype}; it is float8_e4m3fn or float8_e5m2")
+    check_shape_dtype_device(out, tuple(input.shape), None, arrays.device_of(input), "out")
+    return arrays.empty(tuple(input.shape), "f32", input)
+
+
+def rmsnorm_quant(out, input, weight, scale, eps=1e-6, enable_pdl=None):
+    """out = rmsnorm(input) / scale in fp8, the largest number where that is more. scale: a number or a tensor of one."""
+    wide = _wide(input, out)
+    _norm(input, weight, eps, wide)
+    _into_8_bits(out, wide, scale)
+
+
+def fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps=1e-6, enable_pdl=None):
+    """residual += input, then out = rmsnorm(residual) / scale as of rmsnorm_quant. input stays."""
+    wide = _wide(input, out)
+    if core.is_compiled(input):         # the operator works in place, and rounds
+        total = input.float() + residual.float()
+        residual.copy_(total)
+        _norm(total, weight, eps, wide)
+    else:
+        _norm(input, weight, eps, wide, residual=residual)
+    _into_8_bits(out, wide, scale)
+
+
 def layernorm(input, gemma, beta, eps=1e-6):
     """(input - mean) / sqrt(variance + eps) * gemma + beta, over the last axis of input [rows, hidden]. gemma is upstream's name of the weight."""
     out = _output(input, None)
@@ -60,4 +99,4 @@ def layernorm(input, gemma, beta, eps=1e-6):
     return out
 
 
-__all__ = ["fused_add_rmsnorm", "gemma_fused_add_rmsnorm", "gemma_rmsnorm", "layernorm", "rmsnorm"]
+__all__ = ["fused_add_rmsnorm", "fused_add_rmsnorm_quant", "gemma_fused_add_rmsnorm", "gemma_rmsnorm", "layernorm", "rmsnorm", "rmsnorm_quant"]
