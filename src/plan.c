@@ -272,18 +272,21 @@ static int32_t tile_at(const fv__maker *m, int32_t k, int64_t place)
     return k;
 }
 
-/* Is there a queue to be made? Its last pieces, those of the first tiles, must be small, or the last to come is waited for. */
+/* Is there a queue to be made? Its last pieces, those of the first tiles, must be small, or the last to come is waited for. Those of few rows, which a
+ * worker would rather do together, must be few. */
 static bool queue_pays(const fv__maker *m, const line *l)
 {
     const int64_t share = l->length / m->workers;
     if (!m->shape->queue || m->splits) return false;
-    int64_t items = 0;
+    int64_t items = 0, narrow = 0;
     for (int32_t k = 0; k < m->num_tiles; k++) {
         const fv__tile *t = &m->tiles[k];
+        const int32_t units = m->segments[t->segment].num_units;
         if (t->cost * (items < m->workers / 2 ? 16 : 3) > share) return false;
-        items += m->segments[t->segment].num_units;
+        if (t->num_rows * m->shape->unit_heads < m->shape->queue) narrow += t->cost * units;
+        items += units;
     }
-    return items >= 2 * m->workers;
+    return items >= 2 * m->workers && narrow * 16 <= l->length;
 }
 
 /* The usual kind of plan: no queue, no splits, no chunks. What follows from that is known to the

@@ -95,7 +95,7 @@ typedef struct fv__plan_head {
     int32_t has_live_first;             /* 1: live segments are covered from key 0, though ... */
     /* 1: the pieces are one queue, the last first, from which a worker takes the next when it is free; worker_first then says who would do what if all
      * were equally fast. Where the pieces end in many small ones, that balances better than any shares can: of the blocks of an SM, the older is some
-     * 10 % faster, and SMs differ as much. */
+     * 10 % faster, and SMs differ as much; threads of a CPU share cores with others. */
     int32_t queue;
     int64_t live_first;                 /* ... no row sees keys before its position + live_first: kernels skip those by the live position */
 } fv__plan_head;
@@ -125,7 +125,7 @@ typedef struct fv__kernel_shape {
     int32_t max_packed;                 /* largest tile: rows x unit_heads */
     int32_t unit_heads, units_per_kv_head, num_units;
     int32_t workers;
-    bool queue;                         /* workers can take pieces as they come (fv__plan_head.queue) */
+    int32_t queue;                      /* workers can take pieces as they come (fv__plan_head.queue), of this many packed rows or more; 0: none */
     int32_t num_tiles;                  /* tile sizes in packed rows, ascending: a segment's tile is the smallest that holds all its rows, or the last */
     int32_t tiles[6];
     int64_t partial_bytes;              /* of one slot */

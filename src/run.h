@@ -40,6 +40,7 @@ typedef struct fv__run {
     bool checked;
     float *partials;                    /* num_slots slots of kernel_shape.partial_bytes */
     int32_t *tickets;                   /* [num_records], 0 before and after a run */
+    int32_t *queue;                     /* CPU: pieces taken so far, where the plan is a queue */
     fv__faults *faults;
     void *scratch;                      /* workers x scratch_bytes */
     size_t scratch_bytes;               /* per worker */

@@ -491,14 +491,18 @@ static void queue(totals *t, scene *s, made *m)
         if (i == 0) equal_requests(s, 2, 2048, 2048, 16);
         else equal_requests(s, 64, 1, 4096, 16);
         scene_shape(s, 8, 4, 128, 64, &fv__cost_sm80);
-        s->shape.queue = true;
+        s->shape.queue = 1;
         s->bounds = (fv__bounds){ .has_last = true };
         scene_limits(s);
         if (!good_plan(t, s, m, "queue")) continue;
         expect(t, m->plan->queue == (i == 0), "%d: queue %d", i, m->plan->queue);
         expect(t, i || (m->plan->num_slots == 0 && m->plan->num_pieces == 2 * 64 * 8), "%d pieces", m->plan->num_pieces);
-        s->shape.queue = false;
+        s->shape.queue = 0;
         if (good_plan(t, s, m, "no queue")) expect(t, !m->plan->queue, "a queue that nobody asked for");
+        s->shape.queue = 128;
+        if (good_plan(t, s, m, "tiles as wide as asked for")) expect(t, m->plan->queue == (i == 0), "%d: queue %d", i, m->plan->queue);
+        s->shape.queue = 129;
+        if (good_plan(t, s, m, "wider tiles asked for")) expect(t, !m->plan->queue, "a queue of narrow tiles");
     }
 }
 

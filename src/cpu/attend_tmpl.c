@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attend_tmpl.c -- attention on the CPU, for one level: a worker's pieces, one after another, block of keys by block of keys.
+/* attend_tmpl.c -- attention on the CPU, for one level: a worker's pieces, or those that it takes, one after another, block of keys by block of keys.
  *
  *   attend_work.h    constants, rows, scratch          attend_few.h     few rows: streamed
  *   attend_block.h   who sees which key, addresses     attend_many.h    many rows, and all rows in the invariant mode: matrix products
@@ -25,6 +25,13 @@
 
 fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_desc *limits, int workers, fv__kernel_shape *out, fv_error *err);
 size_t V_NAME(fv__attend_scratch)(const fv__problem *problem, const fv__kernel_shape *shape);
+/* The queue's next piece; NULL: there is none. */
+static const fv__piece *take_piece(const fv__run *run)
+{
+    const int32_t left = run->plan->num_pieces - __atomic_fetch_add(run->queue, 1, __ATOMIC_RELAXED);
+    return left > 0 ? &FV__PLAN_ARRAY(run->plan, const fv__piece, pieces)[left - 1] : NULL;
+}
+
 void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int worker, void *scratch);
 void V_NAME(fv__key_sums)(const fv__run *run, const fv__kernel_shape *shape, int part, int num_parts, void *scratch);
 
@@ -53,7 +60,7 @@ fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_des
     int units = 1;
     while (problem->group % units || problem->group / units > largest) units++;
     *out = (fv__kernel_shape){ .max_packed = largest, .unit_heads = problem->group / units, .units_per_kv_head = units,
-                               .num_units = problem->num_kv_heads * units, .workers = workers, .cost = &fv__cost_cpu };
+                               .num_units = problem->num_kv_heads * units, .workers = workers, .queue = FEW + 1, .cost = &fv__cost_cpu };
 #if V_TILES
     if (fits_tiles(problem)) out->cost = &fv__cost_cpu_amx;
 #endif
@@ -203,7 +210,7 @@ void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int w
     const int32_t *first = FV__PLAN_ARRAY(plan, const int32_t, worker_first);
     const fv__piece *pieces = FV__PLAN_ARRAY(plan, const fv__piece, pieces);
     work *w = scratch;
-    if (worker >= plan->num_workers || first[worker] == first[worker + 1]) return;
+    if (worker >= plan->num_workers || (!plan->queue && first[worker] == first[worker + 1])) return;
     memset(w, 0, sizeof *w);
     lay_out(w, scratch, run->problem, shape);
     begin(w, run);
@@ -212,7 +219,10 @@ void V_NAME(fv__attend)(const fv__run *run, const fv__kernel_shape *shape, int w
     w->tiles = fits_tiles(w->p);
     if (w->tiles) open_tiles();
 #endif
-    for (int32_t i = first[worker]; i < first[worker + 1]; ) i += attend_pieces(w, &pieces[i], first[worker + 1] - i);
+    if (plan->queue)
+        for (const fv__piece *p; (p = take_piece(run)); ) attend_pieces(w, p, 1);
+    else
+        for (int32_t i = first[worker]; i < first[worker + 1]; ) i += attend_pieces(w, &pieces[i], first[worker + 1] - i);
 #if V_TILES
     if (w->tiles) close_tiles();
 #endif

@@ -10,6 +10,7 @@ typedef struct cpu_state {
     size_t bytes;                       /* of the block, this header included */
     float *partials;
     int32_t *tickets;
+    int32_t *queue;                     /* pieces that workers have taken; a line of its own */
     char *scratch;
     size_t scratch_bytes;               /* per worker, a multiple of 64 */
     float *lse;                         /* [max_rows][num_q_heads]: for key sums when the caller asks for no lse */
@@ -44,6 +45,8 @@ static size_t lay_out(cpu_state *s, char *base, const fv_ctx *ctx, const fv__pro
     s->scratch_bytes = (size_t)fv__round_up((int64_t)ctx->isa->scratch_bytes(problem, kernel), 64);
     s->tickets = (int32_t *)(base + at);
     at += (size_t)fv__round_up(capacity->max_records * (int64_t)sizeof(int32_t), 64);
+    s->queue = (int32_t *)(base + at);
+    at += 64;
     s->scratch = base + at;
     at += s->scratch_bytes * (size_t)kernel->workers;
     s->lse = has_key_sums(problem) ? (float *)(base + at) : NULL;
@@ -122,6 +125,8 @@ static fv_status run(fv_plan *plan, fv__run *r, fv_stream stream, fv_error *err)
     const cpu_state *s = plan->state;
     r->partials = s->partials;
     r->tickets = s->tickets;
+    r->queue = s->queue;
+    *r->queue = 0;
     r->scratch = s->scratch;
     r->scratch_bytes = s->scratch_bytes;
     if (s->lse && !r->lse.data)
