@@ -150,6 +150,18 @@ def test_sinks_of_decode(device):
         wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, pos_encoding_mode="ROPE_LLAMA")
 
 
+@pytest.mark.parametrize("appended,lengths", [([1, 2, 3, 4], [5, 5, 5, 5]), ([0, 3, 0, 5, 1], [7, 10, 2, 8, 6]), ([0, 0], [3, 4]), ([], [])], ids=str)
+def test_raw_page_module(device, appended, lengths):
+    module = flashinfer.page.get_page_module()
+    indptr, n = ints(0, *np.cumsum(appended).astype(int).tolist()), sum(appended)
+    request, place = torch.full((n,), -1, dtype=torch.int32), torch.full((n,), -2, dtype=torch.int32)
+    assert module.get_batch_indices_positions_cuda(indptr, ints(*lengths), request, place) is None
+    assert request.tolist() == [r for r, count in enumerate(appended) for _ in range(count)]
+    assert place.tolist() == [length - count + i for count, length in zip(appended, lengths) for i in range(count)]
+    with pytest.raises(ValueError, match="seq_lens is of torch.int64"):
+        module.get_batch_indices_positions_cuda(indptr, ints(*lengths).long(), request, place)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("tensor", [False, True])
 def test_norms_into_8_bits(device, dtype, tensor):

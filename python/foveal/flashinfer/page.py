@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing into paged caches."""
 
+import types
+
 import numpy as np
 
 from .. import append
@@ -42,6 +44,19 @@ def get_batch_indices_positions(append_indptr, seq_lens, nnz, batch_indices=None
         if given is not None:
             given[:] = x
     return batch_indices if batch_indices is not None else made[0], positions if positions is not None else made[1]
+
+
+def _fill_batch_indices_positions(append_indptr, seq_lens, batch_indices, positions):
+    given = dict(append_indptr=append_indptr, seq_lens=seq_lens, batch_indices=batch_indices, positions=positions)
+    for name, x in given.items():
+        if arrays.dtype_of(x) != "i32":
+            raise ValueError(f"{name} is of {x.dtype}; it is of int32")
+    get_batch_indices_positions(append_indptr, seq_lens, len(positions), batch_indices, positions)
+
+
+def get_page_module(nvfp4_4over6=False):
+    """The functions of upstream's compiled module that scripts call by themselves; nothing is compiled."""
+    return types.SimpleNamespace(get_batch_indices_positions_cuda=_fill_batch_indices_positions)
 
 
 _NOWHERE = 1 << 62          # a slot outside of every cache: the row is not written, and the context's error word says so
