@@ -194,6 +194,24 @@ def test_norms_into_8_bits(device, dtype, tensor):
         flashinfer.rmsnorm_quant(np.zeros((2, 4)), np.zeros((2, 4), np.float32), np.ones(4, np.float32), 1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_states_of_nothing(device, dtype):
+    v, s = flashinfer.merge_states(torch.empty(4, 0, 2, 64, dtype=dtype), torch.empty(4, 0, 2))
+    assert v.dtype == dtype and torch.equal(v, torch.zeros_like(v)) and v.shape == (4, 2, 64)
+    assert s.shape == (4, 2) and torch.isneginf(s).all()
+    values, scores = flashinfer.merge_states(np.empty((4, 0, 2, 64), np.float32), np.empty((4, 0, 2), np.float32))
+    assert (values == 0).all() and (scores == -math.inf).all()
+
+
+def test_versions():
+    at_least = flashinfer.utils.version_at_least
+    at_least.cache_clear()
+    for version, base, want in (("12.3", "12.1", True), ("12.1", "12.3", False), ("13", "13.0", True), ("13.0", "12.9", True), ("2.11.0+cu130", "2.8", True),
+                                (None, "12.1", False), ("12.3", None, False), (None, None, False)):
+        assert at_least(version, base) is want
+    assert at_least("12.3", "12.1") and at_least.cache_info().hits == 1
+
+
 def test_rows_of_graphs(device):
     """max_total_num_rows says what later plans may have, whatever the first one has."""
     table, cache, k, v = made()
@@ -306,7 +324,7 @@ def test_caches_of_cudnn(device):
     assert flashinfer.cudnn.CUDNN_AVAILABLE
     paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", backend="cudnn")
     counts, lengths = ints(4, 1, 7), ints(*LENGTHS)
-    paged.plan(rows, *table, HEADS, KV_HEADS, DIM, PAGE, causal=True, seq_lens=lengths[:, None, None, None], seq_lens_q=counts[:, None, None, None])
+    paged.plan(rows * HEADS * DIM, *table, HEADS, KV_HEADS, DIM, PAGE, causal=True, seq_lens=lengths[:, None, None, None], seq_lens_q=counts[:, None, None, None])
     ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), backend="cudnn")
     ragged.plan(rows * HEADS * DIM, ints(0, 37, 42, 106) * KV_HEADS * DIM, HEADS, KV_HEADS, DIM, causal=True, seq_lens=lengths, seq_lens_q=counts)
     outs = [paged.run(q, x) for x in ((cache[:, 0], cache[:, 1]), tuple(cache.transpose(2, 3)[:, i].contiguous() for i in (0, 1)))]

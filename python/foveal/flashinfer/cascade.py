@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merging of attention states, and batches that share prefixes."""
 
+import math
+
 import numpy as np
 
 from .. import Batch, merge
@@ -49,11 +51,15 @@ def merge_state_in_place(v, s, v_other, s_other, mask=None):
 
 
 def merge_states(v, s):
-    """Merges states v [rows, states, heads, dim], s [rows, states, heads] in base 2. Returns (v [rows, heads, dim], s [rows, heads])."""
+    """Merges states v [rows, states, heads, dim], s [rows, states, heads] in base 2. Returns (v [rows, heads, dim], s [rows, heads]):
+    of no states 0 and -inf."""
     if core.is_compiled(v):
         return arrays.torch_of(v).ops.foveal.merge_states(v, s)
     rows, states, heads, dim = v.shape
     out, lse = arrays.empty((rows, heads, dim), arrays.dtype_of(v), v), arrays.empty((rows, heads), "f32", v)
+    if states == 0:
+        out[:], lse[:] = 0, -math.inf
+        return out, lse
     s = _f32(s)
     merge(core.context_for(arrays.device_of(v)), [arrays.index(v, (slice(None), i)) for i in range(states)], [s[:, i] for i in range(states)], out, lse,
           lse_base2=True)

@@ -532,6 +532,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
                                    logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv))
         if use_token_head_sf or self._use_token_head_sf:
             _check_token_head(self, use_token_head_sf)
+        if self._backend == "cudnn" and seq_lens_q is not None:     # its offsets may count elements
+            qo_indptr = core.running_sum(seq_lens_q, "seq_lens_q")
         rows, indptr = _offsets(qo_indptr, "qo_indptr"), _offsets(paged_kv_indptr, "paged_kv_indptr")
         last, lengths = arrays.host_ints(paged_kv_last_page_len, "paged_kv_last_page_len"), None
         if len(rows) != len(indptr):

@@ -2,6 +2,7 @@
 """Names of flashinfer.utils that callers use."""
 
 import enum
+import functools
 import math
 import re
 
@@ -218,12 +219,13 @@ class GPUArchitectureError(Exception):
     """Exists for `except` clauses; nothing here raises it."""
 
 
+@functools.lru_cache(maxsize=32)
 def version_at_least(version, base_version):
-    """Is a version such as "2.11.0+cu130" at least another one?"""
+    """Is a version such as "2.11.0+cu130" at least another one? None is none."""
     def numbers(text):
-        return [int(x) for x in re.findall(r"\d+", str(text).split("+")[0])[:3]]
+        return ([int(x) for x in re.findall(r"\d+", str(text).split("+")[0])] + [0, 0])[:3]
 
-    return numbers(version) >= numbers(base_version)
+    return version is not None and base_version is not None and numbers(version) >= numbers(base_version)
 
 
 _buffers = {}
