@@ -47,6 +47,7 @@ VFN void tiled_step(int rows, int vecs, bool dots, const float *q, int dim, int 
 VFN void tiled_scores(int rows, bool dots, const float *q, int dim, const few_rows *k, float *s)
 {
     const int vecs = ACCS / rows < KEYS / V_LANES ? ACCS / rows : KEYS / V_LANES, step = vecs * V_LANES;
+    const int share = 2 * step * k->next->row_bytes / dim;
     for (int key = 0; key < k->end; key += step) {
         v_f32 acc[ACCS];
         V_UNROLL
@@ -62,8 +63,8 @@ VFN void tiled_scores(int rows, bool dots, const float *q, int dim, const few_ro
                 tiled_step(rows, vecs, dots, q, dim, d, at, acc);
                 V_UNROLL
                 for (int v = 0; v < vecs; v++) at[v] += 4 * SQUARE;
+                ask_ahead(k->next, share);
             }
-            ask_ahead(k->next, step * k->next->row_bytes / SQUARE);
         }
         V_UNROLL
         for (int i = 0; i < rows * vecs; i++) v_store(s + i / vecs * KEYS + key + i % vecs * V_LANES, acc[i]);
