@@ -205,7 +205,6 @@ typedef struct few4_sums {
     const float *p;                     /* [row][KEYS] */
     const char *const *rows;            /* [KEYS], each `shift` bytes on */
     int64_t shift;
-    int first, end;                     /* quads of keys */
     int dim, step, group;               /* step: of o */
     const int32_t *pairs;               /* [group][KEYS] */
     ahead *next, *next_pairs;
@@ -214,70 +213,110 @@ typedef struct few4_sums {
 } few4_sums;
 
 /* What the weights of some groups became, for each of eight pairs of a group and a row: whole numbers, their unit of measure (0: there are none),
- * and the sum of what zeros take away. */
+ * and the sum of what zeros take away. Bytes are in the order of quads. */
 typedef struct whole_weights {
-    int8_t bytes[8][2][KEYS];           /* high, low */
+    int8_t bytes[8][2][KEYS] __attribute__((aligned(64)));             /* high, low */
     float unit[V_LANES], taken[V_LANES];
 } whole_weights;
+
+/* A quad is four keys that lie V_LANES apart: bytes of a vector's lanes are shifted beside those of three others, and nothing is shuffled. */
+VFN int key_of_quad(int quad, int i) { return quad / V_LANES * 4 * V_LANES + i * V_LANES + quad % V_LANES; }
+
+/* The low bytes of four vectors, and the high ones: x = 256 * high + low, low from -128 on, in its low 16 bits. */
+VFN v_i32 low_bytes(const v_u32 *x) { return (v_i32)((x[0] & 255) | (x[1] & 255) << 8 | (x[2] & 255) << 16 | x[3] << 24); }
+VFN v_i32 high_bytes(const v_u32 *x)
+{
+    return (v_i32)(((x[0] + 128) >> 8 & 255) | ((x[1] + 128) & 0xFF00) | ((x[2] + 128) & 0xFF00) << 8 | ((x[3] + 128) & 0xFF00) << 16);
+}
+
+/* Scales and zeros of 4 * V_LANES keys. */
+VFN void load_some_scales(const int32_t *pairs, v_f32 *scale, v_f32 *zero)
+{
+    V_UNROLL
+    for (int k = 0; k < 4; k++) load_scales(pairs + k * V_LANES, &scale[k], &zero[k]);
+}
+
+/* The largest of weights times scales, by lanes, for each pair. */
+VFN void largest_weights(int rows, int groups, const float *p, const int32_t *pairs, v_f32 *lanes)
+{
+    for (int g = 0; g < groups; g++)
+        for (int key = 0; key < KEYS; key += 4 * V_LANES) {
+            v_f32 scale[4], zero[4];
+            load_some_scales(pairs + g * KEYS + key, scale, zero);
+            V_UNROLL
+            for (int k = 0; k < 4; k++) scale[k] = v_abs(scale[k]);
+            V_UNROLL
+            for (int r = 0; r < rows; r++)
+                V_UNROLL
+                for (int k = 0; k < 4; k++)
+                    lanes[g * rows + r] = v_max(lanes[g * rows + r], v_load(p + r * KEYS + key + k * V_LANES) * scale[k]);
+        }
+}
 
 /* Weights times scales of `groups` groups, groups * rows <= 8. What is one number a pair is one lane of a vector. */
 VFN void few4_weights(int rows, int groups, const float *p, const int32_t *pairs, whole_weights *out)
 {
-    float u[8][KEYS], by[V_LANES];
+    float by[V_LANES];
     v_f32 lanes[8];
     V_UNROLL
     for (int i = 0; i < 8; i++) lanes[i] = v_set(0.0f);
-    for (int g = 0; g < groups; g++)
-        for (int key = 0; key < KEYS; key += V_LANES) {
-            v_f32 scale, zero;
-            load_scales(pairs + g * KEYS + key, &scale, &zero);
-            V_UNROLL
-            for (int r = 0; r < rows; r++) {
-                const v_f32 y = v_load(p + r * KEYS + key) * scale;
-                v_store(u[g * rows + r] + key, y);
-                lanes[g * rows + r] = v_max(lanes[g * rows + r], v_abs(y));
-            }
-        }
+    largest_weights(rows, groups, p, pairs, lanes);
     const v_f32 top = max_eight(lanes), some = v_select(v_lt(v_set(1e-33f), top), top, v_set(infinity));
     v_store(by, v_set((float)WHOLE) / some);
     v_store(out->unit, top * (1.0f / WHOLE));
     V_UNROLL
     for (int i = 0; i < 8; i++) lanes[i] = v_set(0.0f);
     for (int g = 0; g < groups; g++)
-        for (int key = 0; key < KEYS; key += V_LANES) {
-            v_f32 scale, zero;
-            load_scales(pairs + g * KEYS + key, &scale, &zero);
+        for (int key = 0; key < KEYS; key += 4 * V_LANES) {
+            v_f32 scale[4], zero[4];
+            load_some_scales(pairs + g * KEYS + key, scale, zero);
             V_UNROLL
             for (int r = 0; r < rows; r++) {
                 const int i = g * rows + r;
-                const v_f32 near = v_fma(v_load(u[i] + key), v_set(by[i]), v_set(12582912.0f));     /* 1.5 * 2^23: nearest even in the low bits */
-                const v_i32 n = (v_i32)(v_bits_of(near) - 0x4B400000u);
-                split_whole(n, out->bytes[i][0] + key, out->bytes[i][1] + key);
-                lanes[i] = v_fma(near - v_set(12582912.0f), zero, lanes[i]);
+                const v_f32 magic = v_set(12582912.0f);                 /* 1.5 * 2^23: nearest even in the low bits */
+                v_u32 bits[4];
+                V_UNROLL
+                for (int k = 0; k < 4; k++) {
+                    const v_f32 near = v_fma(v_load(p + r * KEYS + key + k * V_LANES) * scale[k], v_set(by[i]), magic);
+                    bits[k] = v_bits_of(near);
+                    lanes[i] = v_fma(near - magic, zero[k], lanes[i]);
+                }
+                v_storei((int32_t *)(void *)(out->bytes[i][0] + key), high_bytes(bits));
+                v_storei((int32_t *)(void *)(out->bytes[i][1] + key), low_bytes(bits));
             }
         }
     v_store(out->taken, sum_eight(lanes) * v_load(out->unit));
 }
 
-/* Bytes of 4 keys side by side: out[quad][4 vectors][4 keys of one byte]. V_LANES * 4 bytes of each row from `byte` on. */
-VFN void few4_mix(const few4_sums *x4, int64_t byte, v_i32 *out)
+/* Bytes of the keys of a quad side by side, V_LANES * 4 of each row from `byte` on: 4 vectors of [byte][4 keys]. */
+VFN void mix_quad(const few4_sums *x4, int quad, int64_t byte, v_i32 *out)
 {
-    for (int quad = x4->first; quad < x4->end; quad++) {
-        v_i32 x[4], u[4], z[TURN_PARTS];
+    v_i32 x[4], u[4], z[TURN_PARTS];
+    V_UNROLL
+    for (int i = 0; i < 4; i++) x[i] = v_loadi((const int32_t *)(const void *)(x4->rows[key_of_quad(quad, i)] + x4->shift + byte));
+    const v_i32 a = ZIP_BYTES(x[0], x[1], 0), b = ZIP_BYTES(x[0], x[1], 1), c = ZIP_BYTES(x[2], x[3], 0), d = ZIP_BYTES(x[2], x[3], 1);
+    u[0] = ZIP_SHORTS(a, c, 0);
+    u[1] = ZIP_SHORTS(a, c, 1);
+    u[2] = ZIP_SHORTS(b, d, 0);
+    u[3] = ZIP_SHORTS(b, d, 1);
+    V_UNROLL
+    for (int h = 0; h < 4 / TURN_PARTS; h++) {
+        turn_blocks(u + h * TURN_PARTS, 1, z);
         V_UNROLL
-        for (int i = 0; i < 4; i++) x[i] = v_loadi((const int32_t *)(const void *)(x4->rows[4 * quad + i] + x4->shift + byte));
-        const v_i32 a = ZIP_BYTES(x[0], x[1], 0), b = ZIP_BYTES(x[0], x[1], 1), c = ZIP_BYTES(x[2], x[3], 0), d = ZIP_BYTES(x[2], x[3], 1);
-        u[0] = ZIP_SHORTS(a, c, 0);
-        u[1] = ZIP_SHORTS(a, c, 1);
-        u[2] = ZIP_SHORTS(b, d, 0);
-        u[3] = ZIP_SHORTS(b, d, 1);
-        V_UNROLL
-        for (int h = 0; h < 4 / TURN_PARTS; h++) {
-            turn_blocks(u + h * TURN_PARTS, 1, z);
-            V_UNROLL
-            for (int i = 0; i < TURN_PARTS; i++) out[4 * quad + i * (4 / TURN_PARTS) + h] = z[i];
-        }
+        for (int i = 0; i < TURN_PARTS; i++) out[i * (4 / TURN_PARTS) + h] = z[i];
     }
+}
+
+/* Sums over a block of even and odd d, in whole numbers of pair `pair`, to row r of o: 2 * V_LANES from `d` on. */
+VFN void keep_values(const few4_sums *x, const whole_weights *w, int r, int pair, int d, v_f32 *y)
+{
+    float *o = x->o + (int64_t)r * x->step + d;
+    const v_f32 alpha = v_set(x->alpha[r]), by = v_set(w->unit[pair]), less = v_set(-w->taken[pair]);
+    y[0] = v_fma(y[0], by, less);
+    y[1] = v_fma(y[1], by, less);
+    join_parts(y);
+    v_store(o, v_fma(v_load(o), alpha, y[0]));
+    v_store(o + V_LANES, v_fma(v_load(o + V_LANES), alpha, y[1]));
 }
 
 /* 2 * V_LANES of d from `d` on, the vectors of quads being 4 apart from `mixed` on; rows [at, at + rows), whose weights are those from `i` on. */
@@ -288,7 +327,7 @@ VFN void few4_strip(int rows, int all, const few4_sums *x, int at, int d, const 
     v_i32 acc[4 * FEW];
     V_UNROLL
     for (int r = 0; r < 4 * rows; r++) acc[r] = v_seti(0);
-    for (int quad = x->first; quad < x->end; quad++) {
+    for (int quad = 0; quad < QUADS; quad++) {
         const v_i32 both = mixed[4 * quad], even = both & mask, odd = (v_i32)((v_u32)both >> 4) & mask;
         V_UNROLL
         for (int r = 0; r < 2 * rows; r++) {
@@ -300,14 +339,10 @@ VFN void few4_strip(int rows, int all, const few4_sums *x, int at, int d, const 
     }
     V_UNROLL
     for (int r = 0; r < rows; r++) {
-        float *o = x->o + (int64_t)(at + r) * x->step + d;
-        const v_f32 alpha = v_set(x->alpha[at + r]), by = v_set(w->unit[i + r]), less = v_set(-w->taken[i + r]);
         v_f32 y[2];
         V_UNROLL
-        for (int h = 0; h < 2; h++) y[h] = v_fma(v_float(acc[4 * r + h] * 256 + acc[4 * r + 2 + h]), by, less);
-        join_parts(y);
-        v_store(o, v_fma(v_load(o), alpha, y[0]));
-        v_store(o + V_LANES, v_fma(v_load(o + V_LANES), alpha, y[1]));
+        for (int h = 0; h < 2; h++) y[h] = v_float(acc[4 * r + h] * 256 + acc[4 * r + 2 + h]);
+        keep_values(x, w, at + r, i + r, d, y);
     }
 }
 
@@ -322,7 +357,7 @@ VFN void few4_values(int rows, const few4_sums *x)
         few4_weights(rows, groups, x->p, x->pairs + at / x->group * KEYS, &w);
         for (int d = at; d < at + groups * x->group && d < x->dim; d += 2 * V_LANES) {
             const int t = d / (2 * V_LANES) % 4, i = (d - at) / x->group * rows;
-            if (t == 0) few4_mix(x, d / 2, mixed);
+            for (int quad = 0; t == 0 && quad < QUADS; quad++) mix_quad(x, quad, d / 2, mixed + 4 * quad);
             for (int r = 0; r < rows; r += PASS) few4_strip(rows < PASS ? rows : PASS, rows, x, r, d, mixed + t, &w, i + r);
             ask_ahead(x->next_pairs, KEYS * x->next_pairs->row_bytes * 2 * V_LANES / x->dim);
         }
@@ -376,7 +411,7 @@ static void value_few4(work *w, const block *b, int at, ahead *next, ahead *next
     const fv__view *scales = &w->run->v_block_scale;
     const int group = group_of(scales, w->p->v_in_k ? w->dk : w->dv), groups = scales->width / 2;
     const char *own[KEYS];
-    few4_sums x = { .p = w->s, .first = lowest(b->seen) / 4, .end = (above_highest(b->seen) + 3) / 4, .dim = w->dv, .step = w->dv_pad, .group = group,
+    few4_sums x = { .p = w->s, .dim = w->dv, .step = w->dv_pad, .group = group,
                     .pairs = w->v_pairs + (int64_t)at * groups * KEYS, .next = next, .next_pairs = next_pairs, .alpha = w->alpha, .o = w->o };
     x.rows = rows_of_unit(w, b, b->v_row, unit_shift(w, &w->run->v, w->p->v, at), w->dv, w->v, own, &x.shift);
     values4_table[rows_index(w->packed)](&x);
