@@ -13,8 +13,8 @@
  * to 1.3 times as much of all), ns of processor time. Decode of 4 packed rows from memory, pages of
  * 16 shuffled: 2,400 to 2,900 a block (1,330 from the third-level cache), a piece's first 3,000 to
  * 3,700 more; 8 packed rows 3,700. Prefill: 330 to 360 a row's block, 80 a row beside its keys. Of
- * 9 to 64 packed rows a block costs up to 7,300 more than said here: K and V become floats first,
- * for few rows. */
+ * 17 to 64 packed rows (AVX2: 9 to 64) a block costs up to 7,300 more than said here: K and V
+ * become floats first, for few rows. */
 const fv__cost_model fv__cost_cpu = {
     .name = "cpu", .piece = 3000, .block = 1400, .block_row = 330, .row = 80, .part = 150
 };

@@ -329,6 +329,9 @@ static int type_index(int dtype)
 }
 static int rows_index(int packed) { return packed > 4 ? 3 : packed > 2 ? 2 : packed - 1; }
 
+/* Rows that there is room for, of so many packed ones. */
+static int whole_few(int packed) { return packed > FEW ? MOST_FEW : 1 << rows_index(packed); }
+
 #if V_WORDS
 #include "attend_few8.h"
 #endif
@@ -344,6 +347,9 @@ VFN v_mask mask_bits(uint64_t bits, int key)
     return V_TRUTH((word & (v_seti(1) << v_iota())) != 0);
 #endif
 }
+
+/* What lies behind them is of other rows. */
+VFN void store_eight(float *to, v_f32 x) { memcpy(to, &x, EIGHT * sizeof *to); }
 
 /* Scores of EIGHT rows and fewer to weights, and their states: what is one number a row is one lane of a vector. seen[row]: the places it sees. */
 static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
@@ -376,9 +382,9 @@ static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
             lanes[r] = lanes[r] + p;
         }
     }
-    v_store(w->m + at, top);
-    v_store(w->l + at, v_fma(v_load(w->l + at), alpha, sum_eight(lanes)));
-    v_store(w->alpha + at, alpha);
+    store_eight(w->m + at, top);
+    store_eight(w->l + at, v_fma(v_load(w->l + at), alpha, sum_eight(lanes)));
+    store_eight(w->alpha + at, alpha);
 }
 
 /* Weights instead of a softmax: they add up as they are. */
@@ -409,8 +415,8 @@ static void few_weigh(work *w, block *b)
     for (int i = 0; i < w->packed; i++) {
         float *s = w->s + i * KEYS;
         if (w->run->k_scale.kind == FV__SCALE_TOKEN_HEAD && !w->has_key) few_token_scales(&w->run->k_scale, b, b->k_scale_at, s);
-        if (w->has_score || w->has_weight) few_hooks(w, b, i, s);
-        seen[i] = b->whole ? b->seen : b->mask[i];
+        if (w->has_score || w->has_weight) few_hooks(w, b, w->part + i, s);
+        seen[i] = b->whole ? b->seen : b->mask[w->part + i];
         if (w->has_weight) few_weights(w, i, seen[i], s);
     }
     for (int i = 0; i < w->packed && !w->has_weight; i += EIGHT) few_softmax(w, i, fv__min32(EIGHT, w->packed - i), seen);
@@ -557,8 +563,8 @@ static void value_few(work *w, block *b, int at, ahead *next)
     sum_values(w, &x);
 }
 
-/* Unit `at` of those that are done together. */
-static void attend_few(work *w, block *b, int at, ahead next[NEXTS])
+/* The part at hand of unit `at` of those that are done together. */
+static void attend_part(work *w, block *b, int at, ahead next[NEXTS])
 {
 #if V_BYTES
     if (w->k4) score_few4(w, b, at, &next[NEXT_K], &next[NEXT_K_PAIRS]);
@@ -577,7 +583,7 @@ static void attend_few(work *w, block *b, int at, ahead next[NEXTS])
 static bool load_few_row(work *w, int i, int rows, bool words)
 {
     float *out = w->q + (int64_t)i * w->dk_pad, *line = w->k_dots || w->k4 || words ? w->line : out;
-    if (i < w->packed) load_query(w, &w->rows[i / w->unit_heads], i % w->unit_heads, line);
+    if (i < w->packed) load_query(w, &w->rows[(w->part + i) / w->unit_heads], (w->part + i) % w->unit_heads, line);
     else memset(line, 0, (size_t)w->dk_pad * sizeof *line);
 #if V_WORDS
     if (words) return load_words(w, i, rows, line);
@@ -591,8 +597,8 @@ static bool load_few_row(work *w, int i, int rows, bool words)
     return true;
 }
 
-/* Says whether Q became words. */
-static bool load_few(work *w)
+/* The queries of the part at hand. Says whether they became words. */
+static bool load_queries(work *w)
 {
     const int rows = 1 << rows_index(w->packed);
     bool words = w->k_words;
@@ -604,4 +610,48 @@ static bool load_few(work *w)
     for (int i = 0; i < rows; i++) w->alpha[i] = 1;
     memset(w->s, 0, FEW * KEYS * sizeof *w->s);
     return words;
+}
+
+/* More than FEW rows are done in parts, each with its own pass over a block: K and V are in the second-level cache when the second one comes. Packed
+ * rows [first, first + FEW) of unit `at`; end_parts: all of them. */
+static void enter_part(work *w, int at, int first)
+{
+    const unit_work *u = &w->units[at];
+    enter_unit(w, at);
+    w->part = first;
+    w->packed = fv__min32(FEW, w->num_rows * w->unit_heads - first);
+    w->q += (int64_t)first * w->dk_pad;
+    w->o += (int64_t)first * w->dv_pad;
+    w->m += first;
+    w->l += first;
+    w->alpha += first;
+    w->q_words = u->q_words >> (first / FEW) & 1;
+}
+
+static void end_parts(work *w, int at)
+{
+    enter_unit(w, at);
+    w->part = 0;
+    w->packed = w->num_rows * w->unit_heads;
+}
+
+static void load_few(work *w, int at)
+{
+    const int packed = w->packed;
+    w->units[at].q_words = 0;
+    for (int first = 0; first < packed; first += FEW) {
+        enter_part(w, at, first);
+        w->units[at].q_words |= (unsigned)load_queries(w) << (first / FEW);
+    }
+    end_parts(w, at);
+}
+
+static void attend_few(work *w, block *b, int at, ahead next[NEXTS])
+{
+    const int packed = w->packed;
+    for (int first = 0; first < packed; first += FEW) {
+        enter_part(w, at, first);
+        attend_part(w, b, at, next);
+    }
+    end_parts(w, at);
 }

@@ -144,12 +144,12 @@ static void attend_plain(work *w)
 /* `units` pieces of the same rows and keys, of different head units. */
 static void attend_streamed(work *w, const fv__piece *pieces, int units)
 {
-    const int rows = 1 << rows_index(w->packed);
+    const int rows = whole_few(w->packed);
     walk x = walk_blocks(w, pieces);
     for (int u = 0; u < units; u++) place_unit(w, u, rows, &pieces[u]);
     for (int u = 0; u < units; u++) {
         enter_unit(w, u);
-        w->units[u].q_words = load_few(w);
+        load_few(w, u);
         begin_states(w, rows, w->m, w->l, w->o);
     }
     enter_unit(w, 0);
@@ -181,7 +181,7 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
 /* How many of the pieces from the first on can be done together. */
 static int together(const work *w, const fv__piece *p, int count)
 {
-    const int most = fv__min32(UNITS, w->max_packed >> rows_index(w->packed));
+    const int most = fv__min32(UNITS, w->max_packed / whole_few(w->packed));
     int n = 1;
     if (w->refine_any && w->by_head) return 1;          /* the units do not share their masks */
     while (n < count && n < most && p[n].segment == p->segment && p[n].row_first == p->row_first && p[n].num_rows == p->num_rows
@@ -194,7 +194,7 @@ static int together(const work *w, const fv__piece *p, int count)
 static int attend_pieces(work *w, const fv__piece *pieces, int count)
 {
     begin_piece(w, pieces);
-    if (!w->plan->invariant && w->packed <= FEW && !(w->tiled && pieces->key_first % SQUARE)) {
+    if (!w->plan->invariant && w->packed <= (w->tiles ? FEW : MOST_FEW) && !(w->tiled && pieces->key_first % SQUARE)) {
         const int n = together(w, pieces, count);
         attend_streamed(w, pieces, n);
         return n;

@@ -40,7 +40,8 @@ enum {
     SQUARE = 16,                        /* tiled pages: keys, and pairs of d, that are turned together */
     PLAIN_ROWS = KEYS + 2 * SQUARE,     /* of whole squares that hold some of a block's keys */
     CHUNK = V_QK_VECS * V_LANES,        /* packed rows of a chunk */
-    FEW = 8,                            /* most packed rows of the path for few */
+    FEW = 8,                            /* most packed rows of a pass of the path for few */
+    MOST_FEW = V_LANES == 16 ? 2 * FEW : FEW,           /* most packed rows that take it, where there are no matrix tiles */
     STREAMS = 4,                        /* places of memory that are read at once */
     ALIGN = 64,                         /* bytes */
     SLACK = 32,                         /* floats behind an array that a vector may run over */
@@ -195,7 +196,7 @@ typedef struct unit_work {
     const fv__piece *piece;
     int q_head, kv_head;                /* its first q head */
     float *q, *m, *l, *o, *alpha;
-    bool q_words;                       /* q is 16-bit integers */
+    unsigned q_words;                   /* parts whose q is 16-bit integers, a bit each */
 } unit_work;
 
 enum { UNITS = 16 };
@@ -214,7 +215,8 @@ typedef struct work {
     bool k4, v4;                        /* few rows: int4 by products of bytes, attend_few4.h */
     bool k_dots;                        /* few rows: Q stays bf16, pairs are multiplied with K's */
     bool k_words, v_words;              /* few rows: integers of 8 bits are multiplied as integers, see attend_few8.h */
-    bool q_words;                       /* those of the unit at hand: its Q is words */
+    int part;                           /* few rows: the first one at hand; `packed` are at hand */
+    bool q_words;                       /* their Q is words */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     bool tiles;                         /* many rows go through matrix tiles */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
@@ -287,7 +289,7 @@ static void lay_out_tiles(work *w, char *base, size_t *used, const fv__problem *
 static size_t lay_out(work *w, char *base, const fv__problem *p, const fv__kernel_shape *shape)
 {
     size_t used = 0;
-    const int64_t rows = pad_lanes(shape->max_packed), numbers = fv__max64(whole_pairs(shape->max_packed), UNITS * (FEW + V_LANES));
+    const int64_t rows = pad_lanes(shape->max_packed), numbers = fv__max64(whole_pairs(shape->max_packed), UNITS * (MOST_FEW + V_LANES));
     const int64_t dk = pad_lanes(p->dim_qk), dv = pad_lanes(p->dim_v);
     const int64_t f = (int64_t)sizeof(float);
     carve(base, &used, (int64_t)sizeof(work));
@@ -535,5 +537,4 @@ static void enter_unit(work *w, int i)
     w->l = u->l;
     w->o = u->o;
     w->alpha = u->alpha;
-    w->q_words = u->q_words;
 }
