@@ -219,9 +219,16 @@ static inline bool count_cut(const fv__tile *t, const fv__cut *cut, cut_counts *
     return true;
 }
 
+/* The place in an item that has as great a part of its blocks in front as `at` has of its cost: each of
+ * its pieces will cost `piece`, not the first alone. */
+static inline int64_t in_blocks(const fv__cut_item *item, int64_t at)
+{
+    return item->cost.piece + at * (item->length - item->cost.piece) / item->length;
+}
+
 /* Where the line is cut at `place` inside of tile k. `plain`: see is_plain. */
 static inline fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int64_t slack,
-                               cut_counts *counts, bool plain)
+                               bool even, cut_counts *counts, bool plain)
 {
     const fv__tile *t = &m->tiles[k];
     const fv__segment *s = &m->segments[t->segment];
@@ -239,7 +246,7 @@ static inline fv__cut cut_tile(const fv__maker *m, int32_t k, int64_t place, int
         end = t->pieces;
         key = t->pieces == 1 ? (2 * at < t->cost ? 0 : 1) : nearest_part(m, &item, t->pieces, at);
     } else {
-        key = fv__cut_key(&item, at, slack);
+        key = fv__cut_key(&item, even ? in_blocks(&item, at) : at, slack);
     }
     cut.at = key;
     if (key > first && key < end && (plain || !m->splits) &&
@@ -296,15 +303,50 @@ static bool is_plain(const fv__maker *m)
     return !m->head->queue && !m->splits && !m->chunk;
 }
 
-static inline void walk_cuts(fv__maker *m, int64_t length, cut_counts *counts, bool plain)
+/* How many items there are, if all cost the same, else 0. */
+static int64_t equal_items(const fv__maker *m)
 {
-    const int64_t slack = length / m->workers / 64;
-    fv__cut_steps at = fv__cut_steps_of(length, m->workers);
-    int32_t k = 0;
+    int64_t items = 0;
+    for (int32_t k = 0; k < m->num_tiles; k++) {
+        if (m->tiles[k].cost != m->tiles[0].cost) return 0;
+        items += m->segments[m->tiles[k].segment].num_units;
+    }
+    return items;
+}
+
+/* So many workers share the line, spread over all. Where several are on a core, a short line does not
+ * keep more than one or two of each busy: they would take each other's time, and rows have more parts
+ * to merge. Equal items are cut into as many equal parts each (*even), if few workers stay out. */
+static int32_t busy_workers(const fv__maker *m, const line *l, bool *even)
+{
+    const fv__cost_model *c = m->shape->cost;
+    const int64_t cores = m->shape->num_cores;
+    *even = false;
+    if (!cores || m->splits || m->head->queue) return m->workers;
+    const int64_t each = l->length / cores, items = equal_items(m);
+    const int64_t most = fv__min64(m->workers, each < c->second  ? cores
+                                               : each < c->third ? 2 * cores
+                                                                 : m->workers);
+    const int64_t equal = items > 0 && items <= most ? most / items * items : 0;
+    *even = equal * 8 >= most * 7;
+    return (int32_t)(*even ? equal : most);
+}
+
+/* Worker w does shares [w busy / W, (w + 1) busy / W), rounded up: one or none. */
+static inline void walk_cuts(fv__maker *m, const line *l, cut_counts *counts, bool plain)
+{
+    bool even;
+    const int32_t busy = busy_workers(m, l, &even);
+    const int64_t slack = l->length / busy / 64;
+    fv__cut_steps at = fv__cut_steps_of(l->length, busy);
+    int32_t k = 0, share = 0;
     for (int32_t w = 1; w < m->workers; w++) {
-        fv__cut_step(&at);
-        k = tile_at(m, k, at.place);
-        m->cuts[w - 1] = cut_tile(m, k, at.place, slack, counts, plain);
+        const int32_t next =
+            busy == m->workers ? w : (int32_t)fv__div_up((int64_t)w * busy, m->workers);
+        for (; share < next; share++) fv__cut_step(&at);
+        if (share < busy) k = tile_at(m, k, at.place);
+        m->cuts[w - 1] = share < busy ? cut_tile(m, k, at.place, slack, even, counts, plain)
+                                      : (fv__cut){ m->num_tiles, 0, -1 };
     }
 }
 
@@ -314,9 +356,9 @@ static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
     if (m->num_tiles == 0)
         for (int32_t w = 1; w < m->workers; w++) m->cuts[w - 1] = (fv__cut){ 0, 0, -1 };
     else if (is_plain(m))
-        walk_cuts(m, l->length, counts, true);
+        walk_cuts(m, l, counts, true);
     else
-        walk_cuts(m, l->length, counts, false);
+        walk_cuts(m, l, counts, false);
 }
 
 /* ---- pieces ---- */

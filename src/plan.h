@@ -20,7 +20,7 @@
  *       others too, all of them have records; a record may have one part
  *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
  *   (5) pieces <= row tiles x head units + workers - 1; with given splits: row tiles x head units x splits
- *   (6) longest worker <= 1.1 x total / workers + one block (a piece of one block of the largest tile, three parts to merge). Invariant mode:
+ *   (6) longest worker <= 1.1 x total / workers (those that are kept busy, where several share a core) + one block (a piece of one block of the largest tile, three parts to merge). Invariant mode:
  *       + one chunk, and the total counts a merge for each chunk, as cut items owe it. Where items may not be cut, + the dearest piece: with
  *       given splits, and in the invariant mode where a batch of several rows a request would need more partials than there is room for
  *   (7) the same input gives the same bytes; costs are 64-bit integers
@@ -125,6 +125,7 @@ typedef struct fv__kernel_shape {
     int32_t max_packed;                 /* largest tile: rows x unit_heads */
     int32_t unit_heads, units_per_kv_head, num_units;
     int32_t workers;
+    int32_t num_cores;                  /* what workers share: worker w is on core w % num_cores. 0: each has its own */
     int32_t queue;                      /* workers can take pieces as they come (fv__plan_head.queue), of this many packed rows or more; 0: none */
     int32_t num_tiles;                  /* tile sizes in packed rows, ascending: a segment's tile is the smallest that holds all its rows, or the last */
     int32_t tiles[6];
@@ -137,6 +138,7 @@ typedef struct fv__kernel_shape {
 typedef struct fv__cost_model {
     const char *name;
     int64_t piece, block, block_row, row, part;
+    int64_t second, third;              /* line a core from which on a second, a third worker of it makes plans faster */
 } fv__cost_model;
 
 /* The request side: a batch that has been checked (batch.c), with host values. */

@@ -25,11 +25,17 @@ const fv__cost_model fv__cost_cpu_amx = {
     .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 22, .row = 100, .part = 150
 };
 
-/* Fitted on an H200 (132 SMs, 4.5 TB/s) from the clocks of all workers, two of them an SM
+/* second, third: decode on an H200 by given splits, 8 kv heads. Launch, pieces and merges take some 14 us with one block an SM, 20 with two, 31 with
+ * three, whatever the keys; a key block of each SM 1.5, 1.0 and 0.95 us. So b 1, L 4096 takes 21.7 us as 128 pieces and 31.5 as 384; b 4, L 4096 38.0 as
+ * 256, 40.6 as 128, 44.1 as 408; b 16, L 1024 37.6 as 256, 44.2 as 448; b 16, L 16384 268 us either way. Where K and V come from L2, three are better
+ * from some 60 us on: 64 requests that share 1024 keys unfound, 76 us and 95 with two.
+ *
+ * Fitted on an H200 (132 SMs, 4.5 TB/s) from the clocks of all workers, two of them an SM
  * (checkgpu --stamps): prefill of 128 packed rows at dims 128: 2.9 us a block, 8.1 us a piece,
  * 0.27 us a row in a part; decode, three an SM: 3.2 us a block, 8 to 9 us a piece. */
 const fv__cost_model fv__cost_sm80 = {
-    .name = "sm80", .piece = 4900, .block = 1940, .block_row = 8, .row = 25, .part = 250
+    .name = "sm80", .piece = 4900, .block = 1940, .block_row = 8, .row = 25, .part = 250,
+    .second = 24000, .third = 60000
 };
 
 /* wgmma: 5.4 TFLOP/s an SM, 6 ns a row's block, half of it hidden. Tiles of many rows read K and

@@ -528,6 +528,18 @@ static int64_t tile_rows(const plan_check *c, int64_t rows)
     return fv__max64(1, k->tiles[k->num_tiles - 1] / k->unit_heads);
 }
 
+/* Workers that share the line at least: all; where several are on a core, as many of each as its part of the line pays for, but for an eighth that equal
+ * items may leave out. The line is at least what the pieces cost without what each can owe to a cut. */
+static int64_t sharers(const plan_check *c, int64_t total, int64_t most_rows)
+{
+    const fv__cost_model *m = c->s->shape.cost;
+    const int64_t rows = most_rows * c->p->unit_heads, cores = c->s->shape.num_cores, cuts = c->p->num_pieces;
+    if (!cores || c->p->splits || c->p->queue) return c->p->num_workers;
+    const int64_t each = (total - cuts * (m->piece + rows * (m->row + 2 * m->part))) / cores;
+    const int64_t busy = each < m->second ? cores : each < m->third ? 2 * cores : c->p->num_workers;
+    return fv__max64(1, fv__min64(busy, c->p->num_workers) * 7 / 8);
+}
+
 static bool check_numbers(const plan_check *c)
 {
     const fv__plan_head *p = c->p;
@@ -574,9 +586,10 @@ static bool check_numbers(const plan_check *c)
         allowed = fv__max64(allowed, dearest);
     if (p->queue && (!c->s->shape.queue || p->splits || dearest * 3 > (total + merges) / p->num_workers + 3))
         return fail(c, "a queue of pieces of up to %lld of %lld", (long long)dearest, (long long)(total + merges));
-    if (longest * 10 > (total + merges) * 11 / p->num_workers + 10 * allowed + 10)
-        return fail(c, "the longest worker costs %lld of %lld on %d workers, one block is %lld",
-                    (long long)longest, (long long)total, p->num_workers, (long long)allowed);
+    const int64_t busy = sharers(c, total, most_rows);
+    if (longest * 10 > (total + merges) * 11 / busy + 10 * allowed + 10)
+        return fail(c, "the longest worker costs %lld of %lld on %lld workers, one block is %lld",
+                    (long long)longest, (long long)total, (long long)busy, (long long)allowed);
 
     if (p->num_pieces > cap->max_pieces || p->num_segments > cap->max_segments ||
         p->num_records > cap->max_records || p->num_parts > cap->max_parts ||

@@ -62,6 +62,7 @@ void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_pack
     k->units_per_kv_head = 1;
     k->num_units = num_kv_heads;
     k->workers = workers;
+    k->num_cores = 0;
     k->num_tiles = 0;
     for (int32_t tile = 16; tile < k->max_packed; tile *= 4) k->tiles[k->num_tiles++] = tile;
     k->tiles[k->num_tiles++] = k->max_packed;
@@ -90,7 +91,14 @@ static void random_shape(scene *s, rng *r)
     s->shape.queue = rng_chance(r, 40);
     if (rng_chance(r, 20)) {
         s->cost = (fv__cost_model){ "random",          rng_below(r, 5000), rng_between(r, 1, 5000),
-                                    rng_below(r, 500), rng_below(r, 300),  rng_below(r, 300) };
+                                    rng_below(r, 500), rng_below(r, 300),  rng_below(r, 300), 0, 0 };
+        s->shape.cost = &s->cost;
+    }
+    if (rng_chance(r, 20)) {            /* up to three workers a core */
+        s->shape.num_cores = (s->shape.workers + 2) / 3;
+        s->cost = *s->shape.cost;
+        s->cost.second = rng_below(r, 100000);
+        s->cost.third = s->cost.second + rng_below(r, 1000000);
         s->shape.cost = &s->cost;
     }
 }

@@ -317,6 +317,25 @@ static int64_t longest_with(totals *t, scene *s, made *m, const machine *on, int
     return good_plan(t, s, m, "a prefix of many sizes") ? m->report.max_worker_cost : -1;
 }
 
+/* Steps that are soon done do not keep all workers of a core busy: pieces are few and equal. */
+static void short_steps(totals *t, scene *s, made *m)
+{
+    static const struct {
+        int32_t requests, keys, pieces;
+    } steps[] = { { 1, 512, 64 }, { 1, 4096, 128 }, { 1, 16384, 264 }, { 4, 512, 128 }, { 4, 1024, 128 }, { 4, 4096, 256 }, { 16, 512, 128 },
+                  { 16, 1024, 256 }, { 16, 4096, 384 }, { 16, 16384, 384 }, { 256, 4096, 2364 } };
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        equal_requests(s, steps[i].requests, 1, steps[i].keys, 16);
+        scene_shape(s, 8, 4, 64, 396, &fv__cost_sm80);
+        s->shape.num_cores = 132;
+        s->bounds.has_last = true;
+        scene_limits(s);
+        if (good_plan(t, s, m, "a short step"))
+            expect(t, m->plan->num_pieces == steps[i].pieces, "%d requests of %d keys: %d pieces, not %d", steps[i].requests, steps[i].keys,
+                   m->plan->num_pieces, steps[i].pieces);
+    }
+}
+
 /* What requests share is read once exactly where the longest worker is done earlier for it. */
 static void sharing_pays(totals *t, scene *s, made *m)
 {
@@ -538,6 +557,7 @@ void check_scenarios(totals *t, rng *r)
     prefill_as_decode(t, &s, &m);
     prefixes(t, &s, &m);
     sharing_pays(t, &s, &m);
+    short_steps(t, &s, &m);
     block_lists(t, &s, &m, r);
     nothing(t, &s, &m);
     caps(t, &s, &m);

@@ -421,7 +421,8 @@ FV_API fv_status fv_plan_update(fv_plan *plan, const fv_problem *problem, const 
 
 typedef struct fv_plan_stats {
     int64_t num_pieces, num_partials, num_segments, num_shared_segments, num_rows, num_kv_tokens;
-    int64_t total_cost, max_worker_cost;        /* in the cost model's units, about ns of one worker at dims 128; balance = max * workers / total */
+    int64_t total_cost, max_worker_cost;        /* in the cost model's units, about ns of one worker at dims 128; balance = max * workers / total. On a GPU a
+                                                   short step leaves workers without work: several on an SM would slow each other down */
     int64_t kv_bytes;               /* bytes of K and V that the pieces read, scales apart; what several pieces read counts for each */
     int64_t flops;                  /* 2 (dim_qk + dim_v) per visible (row, head, key), by the bounds that the planner knows */
     int32_t workers;

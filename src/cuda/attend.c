@@ -302,6 +302,7 @@ void fv__attend_shape(const fv__problem *p, const fv_plan_desc *limits, const fv
     out->num_units = p->num_kv_heads * c->units_per_kv_head;
     out->workers = c->blocks_per_sm * device->num_sms;
     if (limits->workers > 0) out->workers = fv__min32(out->workers, limits->workers);
+    if (c->decode) out->num_cores = device->num_sms;
     out->queue = 1;
     out->num_tiles = c->num_kinds;
     for (int i = 0; i < c->num_kinds; i++) out->tiles[i] = 16 * c->kinds[i].m_tiles * c->kinds[i].warps_rows;
