@@ -281,7 +281,7 @@ static bool may_refuse(const case_row *row, const case_way *way)
     const bool gpu = opt.device && strncmp(opt.device, "cpu", 3);
 
     return way->axis[CASE_AXIS_VIEW] == CASE_VIEW_MIXED
-        || (gpu && (way->dtype == CASE_DTYPE_F32 || case_int4_group(row)));
+        || (gpu && (way->dtype == CASE_DTYPE_F32 || case_int4_group(row) || row->x.tiled));
 }
 
 static void print_way(const report *rep, int way, const result *r)
