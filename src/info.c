@@ -194,6 +194,7 @@ static void put_environment(writer *w)
     ROW(w, "FV_CACHE_DIR", "folder of compiled kernels");
     ROW(w, "FV_KERNEL_PATH", "read-only bundles or folders of compiled kernels, separated by colons");
     ROW(w, "FV_DISABLE_JIT", "1: never compile, only load");
+    ROW(w, "FV_JIT_PARTS", "1: compile for GPUs in parts, sooner done and slower");
     ROW(w, "FV_NVRTC_PATH", "the NVRTC library to load");
     ROW(w, "FV_NVRTC_FLAGS", "more options for NVRTC, with blanks between; part of what the cache knows kernels by");
     ROW(w, "FV_CUDA_DRIVER_PATH", "the CUDA driver library to load");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkjit.c -- compiles every CUDA kernel for every arch, without a GPU, and fails on errors and on spills.
  *
- *     checkjit [--arch sm_80,sm_90a] [--quick] [--match WORD] [--jobs N] [--cached] [--list] [FILE.cu ...]
+ *     checkjit [--arch sm_80,sm_90a] [--quick] [--match WORD] [--jobs N] [--cached] [--list] [--parts] [FILE.cu ...]
  *
  * What is compiled: the programs that the backend names (fv__cuda_programs), and for each embedded text, or each FILE, the lines in it like
  *
@@ -9,7 +9,8 @@
  *     checkjit: full sm>=90 -DDIM=256          only without --quick; only from that arch on
  *
  * A text of neither kind is compiled once without options. An arch that this NVRTC is too old for becomes PTX, of which no registers are known:
- * that it compiles is all that is checked. --cached takes what the cache folder has (times read 0 then).
+ * that it compiles is all that is checked. --parts compiles those that can be in parts, as on a machine with a GPU, and links them: spills are not told
+ * from registers that functions save, so the whole is what they are counted in. --cached takes what the cache folder has (times read 0 then).
  * Exit status: 0 all passed, 1 some failed or nothing matched, 77 there is no NVRTC on this machine. */
 #include "cuda/jit.h"
 #include "os.h"
@@ -36,7 +37,7 @@ typedef struct job {
 static struct {
     const char *archs[MAX_ARCHS];
     int num_archs;
-    bool quick, cached, list;
+    bool quick, cached, list, parts;
     const char *match;
     int num_jobs_at_once;
     job *jobs;
@@ -68,7 +69,7 @@ static bool wanted(const char *name, int oldest, bool quick, const char *arch)
 static void add_program(void *user, const fv__cuda_program *p, int oldest, bool quick)
 {
     const char *arch = user;
-    if (!wanted(p->name, oldest, quick, arch)) return;
+    if (!wanted(p->name, oldest, quick, arch) || (g.parts && !p->num_parts)) return;
     job *j = new_job();
     j->program = *p;
     j->program.name = strdup(p->name);
@@ -145,6 +146,14 @@ static bool report(int i)
     while (!j->done) pthread_cond_wait(&g.one_done, &g.mutex);
     pthread_mutex_unlock(&g.mutex);
     fv__nvrtc_kernel_info k;
+    if (j->status == FV_OK && g.parts && strstr(j->blob->info, "\nparts ")) {
+        printf("%-8s %7.0f %27s %7zu  %s: %d parts\n", j->arch, j->blob->build_ms, "", j->blob->size, j->program.name, j->program.num_parts);
+        return true;
+    }
+    if (g.parts && j->status == FV_OK) {
+        printf("%-8s %43s  %s  FAILED: not compiled in parts\n", j->arch, "", j->program.name);
+        return false;
+    }
     if (j->status == FV_OK && fv__nvrtc_kernel(j->blob->info, 0, &k)) return print_kernels(j);
     if (j->status == FV_OK && strstr(j->blob->info, "target compute_")) {
         printf("%-8s %7.0f %27s %7zu  %s: PTX only\n", j->arch, j->blob->build_ms, "", j->blob->size, j->program.name);
@@ -186,7 +195,7 @@ static void choose_archs(char *names)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: checkjit [--arch sm_80,sm_90a] [--quick] [--match WORD] [--jobs N] [--cached] [--list] [FILE.cu ...]\n");
+    fprintf(stderr, "usage: checkjit [--arch sm_80,sm_90a] [--quick] [--match WORD] [--jobs N] [--cached] [--list] [--parts] [FILE.cu ...]\n");
     return 2;
 }
 
@@ -202,11 +211,17 @@ static int check(void)
         return 77;
     }
     printf("%s, %s\n", fv__nvrtc_name(nvrtc), fv__nvrtc_path(nvrtc));
+    const bool links = fv__nvrtc_links(nvrtc);
     fv__nvrtc_close(&nvrtc);
+    if (g.parts && !links) {
+        printf("not run: no nvJitLink of its version beside it\n");
+        return 77;
+    }
     if (fv__jit_cache_open(&desc, &cache, &err) != FV_OK || fv__cuda_jit_open(NULL, cache, &log, &g.jit, &err) != FV_OK) {
         fprintf(stderr, "checkjit: %s\n", err.text);
         return 2;
     }
+    fv__cuda_jit_in_parts(g.jit, g.parts);
     const int result = run();
     fv__cuda_jit_close(&g.jit);
     fv__jit_cache_close(&cache);
@@ -217,7 +232,7 @@ int main(int argc, char **argv)
 {
     static const struct option options[] = {
         { "arch", required_argument, NULL, 'a' }, { "quick", no_argument, NULL, 'q' }, { "match", required_argument, NULL, 'm' },
-        { "jobs", required_argument, NULL, 'j' }, { "cached", no_argument, NULL, 'c' }, { "list", no_argument, NULL, 'l' }, { 0 },
+        { "jobs", required_argument, NULL, 'j' }, { "cached", no_argument, NULL, 'c' }, { "list", no_argument, NULL, 'l' }, { "parts", no_argument, NULL, 'p' }, { 0 },
     };
     char *archs = NULL;
     g.num_jobs_at_once = fv__min32(fv__os_num_cpus(), 8);
@@ -229,6 +244,7 @@ int main(int argc, char **argv)
         case 'j': g.num_jobs_at_once = fv__max32(1, fv__min32(atoi(optarg), 16)); break;
         case 'c': g.cached = true; break;
         case 'l': g.list = true; break;
+        case 'p': g.parts = true; break;
         default: return usage();
         }
     choose_archs(archs);

@@ -310,6 +310,12 @@ void fv__attend_shape(const fv__problem *p, const fv_plan_desc *limits, const fv
     out->cost = &fv__cost_sm80;
 }
 
+void fv__attend_parts(const fv__attend_config *c, const fv__attend_device *device, int32_t *num_parts, int32_t *max_registers)
+{
+    *num_parts = c->num_kinds > 1 ? 1 + c->num_kinds : 0;
+    *max_registers = fv__min32(255, device->registers_per_sm / (32 * c->warps * c->blocks_per_sm) / 8 * 8);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- the text */
 
 typedef struct writer {
@@ -365,7 +371,17 @@ static void put_constants(writer *w, const fv__attend_config *c)
         const fv__attend_kind *k = &c->kinds[i];
         put(w, " KIND(%d, %d, %d, %d)", k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
     }
+    put(w, "\n#define FV_COPIES");
+    for (int i = 0; i < c->num_kinds; i++) {
+        bool before = false;
+        for (int k = 0; k < i; k++) before = before || c->kinds[k].warps_keys == c->kinds[i].warps_keys;
+        if (!before) put(w, " COPIES(%d)", c->kinds[i].warps_keys);
+    }
     put(w, "\n");
+    for (int i = 0; i < c->num_kinds; i++) {
+        const fv__attend_kind *k = &c->kinds[i];
+        put(w, "#define FV_KIND_%d KIND(%d, %d, %d, %d)\n", i + 1, k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
+    }
 }
 
 static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",

@@ -60,6 +60,9 @@ void fv__attend_shape(const fv__problem *problem, const fv_plan_desc *limits, co
 /* The generated text "uses.cuh": constants, the variants' texts, their hooks composed. malloc'ed; NULL: out of memory. */
 char *fv__attend_text(const fv__problem *problem, const fv__attend_config *config);
 
+/* In how many parts it can be compiled at once (0: whole), and the most registers that a thread of it may have: fv__cuda_program. */
+void fv__attend_parts(const fv__attend_config *config, const fv__attend_device *device, int32_t *num_parts, int32_t *max_registers);
+
 /* Where the argument struct of use i lies among all of them. */
 int fv__attend_use_offset(const fv__problem *problem, int i);
 

@@ -121,7 +121,9 @@ static fv_status load_code(fv_plan *plan, plan_state *s, const fv__problem *p, C
     char *text = fv__attend_text(p, &s->config);
     if (!text) return fv__fail(err, FV_E_NO_MEMORY, "plan", 0, 0, "no memory for the kernel's text");
     const fv__jit_text extra = { "uses.cuh", text };
-    const fv__cuda_program program = { .name = plan->shape.name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
+    const fv__attend_device device = fv__cuda_limits(&cuda_of(plan->ctx)->device->facts);
+    fv__cuda_program program = { .name = plan->shape.name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
+    fv__attend_parts(&s->config, &device, &program.num_parts, &program.max_registers);
     fv_status status = fv__cuda_jit_function(cuda_of(plan->ctx)->jit, &program, "attend_sm80", stream, &s->function, err);
     if (status == FV_OK) status = prepare(cuda_of(plan->ctx)->device, s, s->function, err);
     s->sums = NULL;

@@ -46,6 +46,7 @@ struct fv__cuda_jit {
     char arch[16];                  /* of the device */
     char flags[FLAGS_CHARS];        /* FV_NVRTC_FLAGS, cut into words by NULs */
     int num_flags;
+    bool in_parts;
     pthread_mutex_t mutex;          /* guards what follows; held while a module loads */
     loaded *list;
     fv__cuda_jit_stats stats;
@@ -125,15 +126,18 @@ static fv_status gather_texts(workbench *w, const fv__cuda_program *p, fv_error 
     return FV_OK;
 }
 
+static bool in_parts(const fv__cuda_jit *jit, const fv__cuda_program *p) { return jit->in_parts && p->num_parts > 0; }
+
 static fv_status gather_options(const fv__cuda_jit *jit, workbench *w, const fv__cuda_program *p, fv_error *err)
 {
-    const int total = FV__COUNT(fixed_options) + p->num_options + jit->num_flags;
+    const int total = FV__COUNT(fixed_options) + p->num_options + jit->num_flags + in_parts(jit, p);
     if (total > MAX_OPTIONS)
         return fv__fail(err, FV_E_INVALID, "program.options", total, MAX_OPTIONS, "%s has %d options; at most %d", p->name, total, MAX_OPTIONS);
     for (int i = 0; i < FV__COUNT(fixed_options); i++) w->options[w->num_options++] = fixed_options[i];
     for (int i = 0; i < p->num_options; i++) w->options[w->num_options++] = p->options[i];
     const char *flag = jit->flags;
     for (int i = 0; i < jit->num_flags; i++, flag += strlen(flag) + 1) w->options[w->num_options++] = flag;
+    if (in_parts(jit, p)) w->options[w->num_options++] = "-DFV_IN_PARTS";      /* another build, so another key */
     return FV_OK;
 }
 
@@ -142,7 +146,8 @@ static fv_status make_request(const fv__cuda_jit *jit, workbench *w, const fv__c
     FV_TRY(gather_texts(w, p, err));
     FV_TRY(gather_options(jit, w, p, err));
     *r = (fv__jit_request){ .kind = "cubin", .name = p->name, .arch = arch, .compiler = jit->nvrtc ? fv__nvrtc_name(jit->nvrtc) : NULL,
-                            .texts = w->texts, .options = w->options, .num_texts = w->num_texts, .num_options = w->num_options };
+                            .texts = w->texts, .options = w->options, .num_texts = w->num_texts, .num_options = w->num_options,
+                            .num_parts = in_parts(jit, p) ? p->num_parts : 0, .max_registers = p->max_registers };
     return FV_OK;
 }
 
@@ -170,6 +175,8 @@ fv_status fv__cuda_jit_open(const fv__cuda_device *device, fv__jit_cache *cache,
     if (!j) return fv__fail(err, FV_E_NO_MEMORY, "jit", (int64_t)sizeof *j, 0, "no memory for the compiler's state");
     j->device = device;
     j->cache = cache;
+    const char *parts = fv__os_env("FV_JIT_PARTS");
+    j->in_parts = device && parts && !strcmp(parts, "1");
     if (device) fv__cuda_arch(device->facts.cc_major, device->facts.cc_minor, j->arch);
     read_flags(j);
     pthread_mutex_init(&j->mutex, NULL);
@@ -192,6 +199,8 @@ void fv__cuda_jit_close(fv__cuda_jit **jit)
     pthread_mutex_destroy(&j->mutex);
     free(j);
 }
+
+void fv__cuda_jit_in_parts(fv__cuda_jit *jit, bool in_parts) { jit->in_parts = in_parts; }
 
 const char *fv__cuda_jit_compiler(const fv__cuda_jit *jit) { return jit->nvrtc ? fv__nvrtc_name(jit->nvrtc) : ""; }
 const char *fv__cuda_jit_compiler_path(const fv__cuda_jit *jit) { return jit->nvrtc ? fv__nvrtc_path(jit->nvrtc) : ""; }

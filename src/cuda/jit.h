@@ -18,6 +18,8 @@ typedef struct fv__cuda_program {
     const char *const *options;     /* [num_options] "-DDIM=128", ... */
     int32_t num_extra;
     int32_t num_options;
+    int32_t num_parts;              /* it may be compiled as so many texts at once, which define FV_PART 0, 1, ...; at most 8; 0: whole */
+    int32_t max_registers;          /* of a thread of its kernels, where parts do not know the launch bounds */
 } fv__cuda_program;
 
 /* The embedded texts, by file name; the last has no name. */
@@ -29,6 +31,11 @@ typedef struct fv__cuda_jit fv__cuda_jit;
  * A missing NVRTC is no error yet: bundles and the cache may have all that is asked for. */
 fv_status fv__cuda_jit_open(const fv__cuda_device *device, fv__jit_cache *cache, const fv__log *log, fv__cuda_jit **jit, fv_error *err);
 void fv__cuda_jit_close(fv__cuda_jit **jit);                    /* unloads the modules; NULL is fine */
+
+/* Whether programs that can be are compiled in parts: done in a third of the time, where there are CPUs and a linker; but functions of different parts
+ * obey the ABI, which costs the attention kernel 5 to 12 % of its speed, and what the compiler says about registers and spills is not about kernels. As it
+ * is: FV_JIT_PARTS is 1, and there is a device. */
+void fv__cuda_jit_in_parts(fv__cuda_jit *jit, bool in_parts);
 
 /* Function `entry` of `program` on the device. `stream` is the one that the caller is about to use: while it captures, only what is loaded already is
  * handed out, and FV_E_NOT_READY otherwise; nothing is compiled, loaded or allocated then. Blocks; any thread. The function lives until close. */

@@ -9,12 +9,14 @@
  *     working directory could get into a kernel. A program named below /dev/null has no such folder. For includes of includes see jit.c. */
 #include "cuda/nvrtc.h"
 
+#include "cuda/linker.h"
 #include "os.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +25,7 @@
 
 #define NOWHERE "/dev/null/"
 
-enum { NEWEST_MAJOR = 15, OLDEST_MAJOR = 12, MAX_COMPILES = 8, MAX_OPTIONS = 64, MAX_TEXTS = 96 };
+enum { NEWEST_MAJOR = 15, OLDEST_MAJOR = 12, MAX_COMPILES = 8, MAX_OPTIONS = 64, MAX_TEXTS = 96, MAX_PARTS = 8 };
 
 typedef struct nvrtcProgram_st *program;
 
@@ -48,6 +50,8 @@ struct fv__nvrtc {
     pthread_mutex_t loading;
     functions call;                 /* valid once library is set */
     void *library;                  /* NULL: found, not loaded yet */
+    fv__linker linker;              /* valid once `linkable` is looked at under `loading` */
+    enum { NOT_LOOKED, LINKS, DOES_NOT } linkable;
     char path[PATH_MAX];
     char name[24];
     int max_major, major, minor;
@@ -544,16 +548,25 @@ static int create_program(const fv__nvrtc *n, const fv__jit_request *r, program 
     return n->call.nvrtcCreateProgram(p, r->texts[0].text, name, r->num_texts - 1, texts, names);
 }
 
-/* Creates a program and compiles it; *p may be there after a failure, too. lines: PTX tells where each instruction comes from. */
-static int build_program(const fv__nvrtc *n, const fv__jit_request *r, const char *target, bool lines, program *p)
+enum { WHOLE = -1 };
+
+/* Creates a program, or a part of it, and compiles it; *p may be there after a failure, too. lines: PTX tells where each instruction comes from. */
+static int build_program(const fv__nvrtc *n, const fv__jit_request *r, const char *target, int part, bool lines, program *p)
 {
-    const char *options[MAX_OPTIONS + 2];
-    char arch[64];
+    const char *options[MAX_OPTIONS + 5];
+    char arch[64], number[32], registers[32];
     int count = 0;
     snprintf(arch, sizeof arch, "--gpu-architecture=%s", target);
     options[count++] = arch;
     for (int i = 0; i < r->num_options; i++) options[count++] = r->options[i];
     if (lines) options[count++] = "--generate-line-info";
+    if (part != WHOLE) {
+        snprintf(number, sizeof number, "-DFV_PART=%d", part);
+        snprintf(registers, sizeof registers, "--maxrregcount=%d", r->max_registers);
+        options[count++] = number;
+        options[count++] = registers;
+        options[count++] = "--relocatable-device-code=true";
+    }
     const int result = create_program(n, r, p);
     return result ? result : n->call.nvrtcCompileProgram(*p, count, options);
 }
@@ -601,7 +614,7 @@ static char *locate(const fv__nvrtc *n, const fv__jit_request *r, const char *ta
     program p = NULL;
     long number = 0;
     if (!ptxas_complaint(log, words)) return NULL;
-    char *again = build_program(n, r, target, true, &p) && p ? program_log(n, p) : NULL;
+    char *again = build_program(n, r, target, WHOLE, true, &p) && p ? program_log(n, p) : NULL;
     const long line = again ? ptxas_complaint(again, words) : 0;
     if (line && !program_code(n, p, true, &ptx)) {
         ((char *)ptx.data)[ptx.size] = 0;
@@ -616,7 +629,7 @@ static char *locate(const fv__nvrtc *n, const fv__jit_request *r, const char *ta
 static fv_status compile_program(const fv__nvrtc *n, const fv__jit_request *r, const char *target, bool ptx, fv__jit_output *out, fv_error *err)
 {
     program p = NULL;
-    int result = build_program(n, r, target, false, &p);
+    int result = build_program(n, r, target, WHOLE, false, &p);
     char *log = p ? program_log(n, p) : NULL, *located = result && log ? locate(n, r, target, log) : NULL;
     if (!result) result = program_code(n, p, ptx, out);
     if (!result && log) out->info = report(log, target);
@@ -626,6 +639,87 @@ static fv_status compile_program(const fv__nvrtc *n, const fv__jit_request *r, c
     free(log);
     if (p) n->call.nvrtcDestroyProgram(&p);
     return status;
+}
+
+/* ---- in parts ----
+ * The attention kernel's tiles take 0.3 to 0.7 s of a CPU each: as parts they take as long as the longest of them, and a link. What goes wrong is told by
+ * compiling the whole, which then is the one way that there is. */
+typedef struct part {
+    const fv__nvrtc *nvrtc;
+    const fv__jit_request *request;
+    const char *target;
+    int number;
+    fv__jit_output *out;
+} part;
+
+static void *compile_part(void *arg)
+{
+    const part *a = arg;
+    program p = NULL;
+    enter_gate();
+    if (!build_program(a->nvrtc, a->request, a->target, a->number, false, &p)) program_code(a->nvrtc, p, false, a->out);
+    if (p) a->nvrtc->call.nvrtcDestroyProgram(&p);
+    leave_gate();
+    return NULL;
+}
+
+/* Where the compiler lies that is loaded; "": nobody knows. */
+static void library_folder(const fv__nvrtc *n, char folder[PATH_MAX])
+{
+    Dl_info info;
+    void *function;
+    memcpy(&function, &n->call.nvrtcVersion, sizeof function);
+    *folder = 0;
+    if (!dladdr(function, &info) || !info.dli_fname || !realpath(info.dli_fname, folder)) return;
+    char *slash = strrchr(folder, '/');
+    if (slash) *slash = 0;
+}
+
+static bool open_linker(fv__nvrtc *n, const char *folder)
+{
+    pthread_mutex_lock(&n->loading);
+    if (n->linkable == NOT_LOOKED) n->linkable = fv__linker_open(folder, n->major, n->minor, &n->linker) ? LINKS : DOES_NOT;
+    pthread_mutex_unlock(&n->loading);
+    return n->linkable == LINKS;
+}
+
+bool fv__nvrtc_links(fv__nvrtc *n)
+{
+    char folder[PATH_MAX];
+    if (load(n, NULL) != FV_OK || fv__os_num_cpus() < 2) return false;
+    library_folder(n, folder);
+    return open_linker(n, folder);
+}
+
+/* False: it cannot be done in parts. The linker is loaded while parts are compiled. */
+static bool compile_parts(fv__nvrtc *n, const fv__jit_request *r, const char *target, fv__jit_output *out)
+{
+    char folder[PATH_MAX];
+    fv__jit_output cubins[MAX_PARTS] = { 0 };
+    part parts[MAX_PARTS];
+    pthread_t threads[MAX_PARTS];
+    bool started[MAX_PARTS] = { false }, good = true;
+    const int count = r->num_parts;
+    if (count < 2 || count > MAX_PARTS || fv__os_num_cpus() < 2) return false;
+    library_folder(n, folder);
+    if (!fv__linker_is_there(folder, n->major)) return false;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);        /* signals are for the caller's threads */
+    for (int i = 0; i < count; i++) {
+        parts[i] = (part){ n, r, target, i, &cubins[i] };
+        started[i] = !pthread_create(&threads[i], NULL, compile_part, &parts[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    good = open_linker(n, folder);
+    for (int i = 0; i < count; i++) {
+        if (started[i]) pthread_join(threads[i], NULL);
+        good = good && cubins[i].data;
+    }
+    good = good && fv__linker_link(&n->linker, target, cubins, count, &n->log, out);
+    for (int i = 0; i < count; i++) free(cubins[i].data);
+    if (good && asprintf(&out->info, "target %s\nparts %d\n", target, count) < 0) out->info = NULL;
+    return good;
 }
 
 fv_status fv__nvrtc_compile(void *nvrtc, const fv__jit_request *r, fv__jit_output *out, fv_error *err)
@@ -638,6 +732,7 @@ fv_status fv__nvrtc_compile(void *nvrtc, const fv__jit_request *r, fv__jit_outpu
                         r->num_options, r->num_texts, MAX_OPTIONS, MAX_TEXTS);
     FV_TRY(load(n, err));
     FV_TRY(choose_target(n, r->arch, target, &ptx, err));
+    if (!ptx && compile_parts(n, r, target, out)) return FV_OK;
     enter_gate();
     const fv_status status = compile_program(n, r, target, ptx, out, err);
     leave_gate();

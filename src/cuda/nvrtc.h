@@ -25,6 +25,9 @@ const char *fv__nvrtc_path(const fv__nvrtc *nvrtc); /* "/usr/local/cuda/lib64/li
  * out->info gets one line for each kernel (fv__nvrtc_kernel reads them). At most as many compilations as CPUs run at once in this process. */
 fv_status fv__nvrtc_compile(void *nvrtc, const fv__jit_request *request, fv__jit_output *out, fv_error *err);
 
+/* Whether requests can be compiled in parts here: a linker of its version is there, and more than one CPU. Loads both. */
+bool fv__nvrtc_links(fv__nvrtc *nvrtc);
+
 typedef struct fv__nvrtc_kernel_info {
     char name[96];
     int registers, stack, spill_stores, spill_loads, barriers, shared;      /* bytes but for registers and barriers */

@@ -115,7 +115,8 @@ static void visit_build(const fv__problem *p, const fv_plan_desc *limits, const 
     for (int i = 0; i < p->num_uses && at < (int)sizeof name; i++)
         at += snprintf(name + at, sizeof name - (size_t)at, "_%s", p->uses[i].variant->meta.name);
     const fv__jit_text extra = { "uses.cuh", text };
-    const fv__cuda_program program = { .name = name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
+    fv__cuda_program program = { .name = name, .source = "attend_sm80.cu", .extra = &extra, .num_extra = 1 };
+    fv__attend_parts(&c, device, &program.num_parts, &program.max_registers);
     visit(user, &program, 80, quick);
     free(text);
 }

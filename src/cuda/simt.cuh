@@ -75,7 +75,7 @@ VFN v_f32 v_exp2(v_f32 x) { return ex2_approx(x); }
 VFN v_f32 v_exp(v_f32 x) { return ex2_approx(x * 1.44269504088896341f); }
 VFN v_f32 v_log2(v_f32 x) { return lg2_approx(x); }
 VFN v_f32 v_log(v_f32 x) { return lg2_approx(x) * 0.693147180559945309f; }
-VFN v_f32 v_tanh(v_f32 x) { return 1.0f - __fdividef(2.0f, ex2_approx(x * 2.88539008177792681f) + 1.0f); }
+VFN v_f32 v_tanh(v_f32 x) { return fmaf(-2.0f, rcp_approx(ex2_approx(x * 2.88539008177792681f) + 1.0f), 1.0f); }
 
 /* Sine and cosine of r, |r| <= pi / 4. */
 VFN void v_sincos_near(float r, v_f32 *s, v_f32 *c)

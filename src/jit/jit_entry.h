@@ -37,6 +37,7 @@ typedef struct fv__jit_request {
     const char *const *options;     /* [num_options] */
     int32_t num_texts;
     int32_t num_options;
+    int32_t num_parts, max_registers;   /* CUDA: how it may be compiled in parts (cuda/jit.h); 0: whole. An option says which */
 } fv__jit_request;
 
 typedef struct fv__jit_key {
