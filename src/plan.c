@@ -327,12 +327,15 @@ static int32_t busy_workers(const fv__maker *m, const line *l, bool *even)
     const int64_t most = fv__min64(m->workers, each < c->second  ? cores
                                                : each < c->third ? 2 * cores
                                                                  : m->workers);
-    const int64_t equal = items > 0 && items <= most ? most / items * items : 0;
-    *even = equal * 8 >= most * 7;
-    return (int32_t)(*even ? equal : most);
+    if (items == 0 || items > most) return (int32_t)most;
+    const int64_t blocks = fv__div_up(m->tiles[0].key_end - m->tiles[0].key_first, FV__KEY_BLOCK),
+                  parts = fv__min64(most / items, blocks);
+    *even = parts == blocks || parts * items * 8 >= most * 7;
+    return (int32_t)(*even ? parts * items : most);
 }
 
-/* Worker w does shares [w busy / W, (w + 1) busy / W), rounded up: one or none. */
+/* Worker w does shares [w busy / W, (w + 1) busy / W), rounded: one or none. Equal items lie where
+ * as many given splits would put them. */
 static inline void walk_cuts(fv__maker *m, const line *l, cut_counts *counts, bool plain)
 {
     bool even;
@@ -342,7 +345,7 @@ static inline void walk_cuts(fv__maker *m, const line *l, cut_counts *counts, bo
     int32_t k = 0, share = 0;
     for (int32_t w = 1; w < m->workers; w++) {
         const int32_t next =
-            busy == m->workers ? w : (int32_t)fv__div_up((int64_t)w * busy, m->workers);
+            busy == m->workers ? w : (int32_t)((2 * (int64_t)w * busy + m->workers) / (2 * m->workers));
         for (; share < next; share++) fv__cut_step(&at);
         if (share < busy) k = tile_at(m, k, at.place);
         m->cuts[w - 1] = share < busy ? cut_tile(m, k, at.place, slack, even, counts, plain)

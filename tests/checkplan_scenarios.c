@@ -317,9 +317,21 @@ static int64_t longest_with(totals *t, scene *s, made *m, const machine *on, int
     return good_plan(t, s, m, "a prefix of many sizes") ? m->report.max_worker_cost : -1;
 }
 
+/* The same pieces on the same workers? */
+static bool same_pieces(const fv__plan_head *a, const fv__plan_head *b)
+{
+    const fv__piece *x = FV__PLAN_ARRAY(a, fv__piece, pieces), *y = FV__PLAN_ARRAY(b, fv__piece, pieces);
+    bool same = a->num_pieces == b->num_pieces && a->num_workers == b->num_workers;
+    for (int32_t i = 0; i < a->num_pieces && same; i++)
+        same = x[i].segment == y[i].segment && x[i].unit == y[i].unit && x[i].key_first == y[i].key_first && x[i].num_keys == y[i].num_keys;
+    return same && !memcmp(FV__PLAN_ARRAY(a, int32_t, worker_first), FV__PLAN_ARRAY(b, int32_t, worker_first),
+                           (size_t)(a->num_workers + 1) * sizeof(int32_t));
+}
+
 /* Steps that are soon done do not keep all workers of a core busy: pieces are few and equal. */
 static void short_steps(totals *t, scene *s, made *m)
 {
+    made split = { 0 };
     static const struct {
         int32_t requests, keys, pieces;
     } steps[] = { { 1, 512, 64 }, { 1, 4096, 128 }, { 1, 16384, 264 }, { 4, 512, 128 }, { 4, 1024, 128 }, { 4, 4096, 256 }, { 16, 512, 128 },
@@ -333,7 +345,14 @@ static void short_steps(totals *t, scene *s, made *m)
         if (good_plan(t, s, m, "a short step"))
             expect(t, m->plan->num_pieces == steps[i].pieces, "%d requests of %d keys: %d pieces, not %d", steps[i].requests, steps[i].keys,
                    m->plan->num_pieces, steps[i].pieces);
+        const int32_t items = 8 * steps[i].requests;
+        if (steps[i].pieces % items || steps[i].keys / 64 % (steps[i].pieces / items)) continue;
+        s->limits.splits = steps[i].pieces / items;
+        if (good_plan(t, s, &split, "the same step by given splits"))
+            expect(t, same_pieces(m->plan, split.plan), "%d requests of %d keys: not as %d given parts", steps[i].requests, steps[i].keys,
+                   s->limits.splits);
     }
+    made_free(&split);
 }
 
 /* What requests share is read once exactly where the longest worker is done earlier for it. */
