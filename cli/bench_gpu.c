@@ -22,10 +22,12 @@ typedef enum against {
     UNSHARED,                           /* without sharing of prefixes */
     BF16,                               /* K and V in bf16 */
     UNTURNED,                           /* without rotary embedding */
+    UNFUSED,                            /* rotary embedding of all keys before, by fv_rope */
 } against;
 
 static const char *const peers[] = { NULL, "own contiguous", "own constant lengths", "own fastest",
-                                     "own sharing off", "own bf16", "own without rope" };
+                                     "own sharing off", "own bf16", "own without rope",
+                                     "own rope before" };
 
 typedef struct shape {
     const char *goal, *name;
@@ -107,6 +109,14 @@ static const shape shapes[] = {
       .group = { { 8, 1, 4096 } }, .window = 4092, .rope = true },
     { "13", "rope as read window=1020 b=32 40/40", READ, UNTURNED, 40, 40, 128, 16,
       .group = { { 32, 1, 4096 } }, .window = 1020, .rope = true },
+    { "13", "streaming window=4092 b=8 40/40", READ, UNFUSED, 40, 40, 128, 16,
+      .group = { { 8, 1, 4096 } }, .rope = true },
+    { "13", "streaming window=1020 b=8 40/40", READ, UNFUSED, 40, 40, 128, 16,
+      .group = { { 8, 1, 1024 } }, .rope = true },
+    { "13", "streaming window=1020 b=32 40/40", READ, UNFUSED, 40, 40, 128, 16,
+      .group = { { 32, 1, 1024 } }, .rope = true },
+    { "13", "streaming window=252 b=32 40/40", READ, UNFUSED, 40, 40, 128, 16,
+      .group = { { 32, 1, 256 } }, .rope = true },
     { "14", "sparse 512 of 32768 b=16 32/32", READ, NOBODY, 32, 32, 128, 16,
       .group = { { 16, 1, 512 } }, .pool_keys = 32768 },
     { "14", "sparse 4096 of 32768 b=16 32/32", READ, NOBODY, 32, 32, 128, 16,
@@ -170,6 +180,10 @@ static void make_peer(const shape *s, workload_desc *d)
     case UNSHARED: d->sharing = false; break;
     case BF16: d->kv_dtype = NULL; break;
     case UNTURNED: d->rope = false; break;
+    case UNFUSED:
+        d->rope = false;
+        d->rope_before = true;
+        break;
     }
 }
 

@@ -163,6 +163,23 @@ static int choose_copies(const workload *w)
     return (int)max_i64(1, min_i64(min_i64(wanted, room), MOST));
 }
 
+/* Where fv_rope puts the keys of pages, and which positions they have. */
+static bool make_turned(workload *w, int64_t tokens)
+{
+    const int32_t page = w->desc.page_size;
+    const int64_t bytes = tokens * (int64_t)sizeof(int32_t);
+    if (!memory_allocate(w->gpu, w->k_bytes, &w->turned) ||
+        !memory_allocate(w->gpu, bytes, &w->positions))
+        return false;
+    int32_t *position = (int32_t *)(void *)w->positions.data;
+    for (int64_t r = 0; r < w->desc.num_requests; r++)
+        for (int32_t e = w->page_indptr[r]; e < w->page_indptr[r + 1]; e++)
+            for (int32_t i = 0; i < page; i++)
+                position[(int64_t)w->page_ids[e] * page + i] = (e - w->page_indptr[r]) * page + i;
+    memory_put(&w->positions, 0, bytes);
+    return true;
+}
+
 static bool make_tensors(workload *w)
 {
     const workload_desc *d = &w->desc;
@@ -182,6 +199,8 @@ static bool make_tensors(workload *w)
     fill(type, &w->k, w->k_bytes * w->copies, 2);
     if (w->v_bytes)
         fill(type, &w->v, w->v_bytes * w->copies, 3);
+    if (d->rope_before && !make_turned(w, tokens))
+        return false;
     if (!type->bytes) {                         /* the CPU's */
         fill_pairs(d, tokens, d->dim, w->k.data);
         fill_pairs(d, tokens, dim_v(d), w->v.data);
@@ -246,7 +265,7 @@ static bool make_plan(fv_ctx *ctx, workload *w)
 
 bool workload_open(fv_ctx *ctx, gpu *where, const workload_desc *desc, workload *out)
 {
-    *out = (workload){ .desc = *desc, .gpu = where, .copies = 1 };
+    *out = (workload){ .ctx = ctx, .desc = *desc, .gpu = where, .copies = 1 };
     make_batch(out);
     return (desc->no_tensors || make_tensors(out)) &&
            ((desc->no_tensors && !desc->ids_on_device) || put_ids(out)) && make_plan(ctx, out);
@@ -262,6 +281,8 @@ void workload_close(workload *w)
     memory_release(&w->v);
     memory_release(&w->o);
     memory_release(&w->ids);
+    memory_release(&w->turned);
+    memory_release(&w->positions);
     free(w->row_indptr);
     free(w->lengths);
     free(w->page_indptr);
@@ -317,9 +338,28 @@ static fv_tensor pairs_of(const workload *w, char *at, int64_t dim)
     return t;
 }
 
+static fv_status turn_keys(workload *w, char *keys, fv_error *err)
+{
+    const workload_desc *d = &w->desc;
+    const int64_t tokens = w->num_pages * d->page_size;
+    const fv_rope_desc desc = { .rotary_dim = d->dim };
+    const fv_tensor from = rows_of(keys, tokens, d->kv_heads, d->dim),
+                    to = rows_of(w->turned.device, tokens, d->kv_heads, d->dim);
+    fv_index positions = fv_i32(w->gpu ? NULL : (int32_t *)(void *)w->positions.data, tokens);
+    positions.device = w->gpu ? w->positions.device : NULL;
+    return fv_rope(w->ctx, &desc, &from, positions, &to, gpu_stream(w->gpu), err);
+}
+
 fv_status workload_run(workload *w, int copy, fv_error *err)
 {
     const workload_desc *d = &w->desc;
+    char *keys = w->k.device + copy * w->k_bytes;
+    if (d->rope_before) {
+        const fv_status status = turn_keys(w, keys, err);
+        if (status != FV_OK)
+            return status;
+        keys = w->turned.device;
+    }
     const bool pairs = !cache_type(d)->bytes;
     const fv_tensor k_pairs = pairs_of(w, w->k.device, d->dim), v_pairs = pairs_of(w, w->v.device, dim_v(d));
     const fv_arg numbers[] = { { .name = "k_scale", .number = WORKLOAD_SCALE },
@@ -327,7 +367,7 @@ fv_status workload_run(workload *w, int copy, fv_error *err)
     const fv_arg tensors[] = { { .name = "k_block_scale", .tensor = &k_pairs },
                                { .name = "v_block_scale", .tensor = &v_pairs } };
     fv_tensors t = { .q = rows_of(w->q.device, w->total_rows, d->q_heads, d->dim),
-                     .k = cache_of(w, w->k.device + copy * w->k_bytes, d->dim),
+                     .k = cache_of(w, keys, d->dim),
                      .o = rows_of(w->o.device, w->total_rows, d->q_heads, dim_v(d)),
                      .args = pairs ? tensors : numbers,
                      .num_args = cache_type(d)->bytes > 1  ? 0

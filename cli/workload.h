@@ -27,18 +27,21 @@ typedef struct workload_desc {
                                            from as many. 0: as long as it is */
     int32_t window;                     /* keys seen before a row's own; 0: all */
     bool tiled;                         /* pages are in the order "tiles" */
-    bool rope;                          /* keys are stored unturned, and turned as they are read */
+    bool rope;                          /* keys are stored unturned, and turned as they are read ... */
+    bool rope_before;                   /* ... or by fv_rope before each run, all that lie in pages */
     bool sharing, invariant, no_tensors;        /* no_tensors: for planning alone ... */
     bool ids_on_device;                 /* ... with page ids on the GPU too, as with tensors */
 } workload_desc;
 
 typedef struct workload {
+    fv_ctx *ctx;
     fv_plan *plan;
     gpu *gpu;                           /* NULL: the CPU */
     workload_desc desc;
     int64_t total_rows, total_keys, num_pages, total_pages;
     int32_t *row_indptr, *lengths, *page_indptr, *page_ids;
     memory q, k, v, o, ids;             /* ids: the page ids where kernels read them */
+    memory turned, positions;           /* rope_before: K after it, of one copy; int32 of each token */
     int64_t k_bytes, v_bytes;           /* of one copy of K, of V */
     int copies, runs;                   /* of K and V; in the graph */
     gpu_graph *graph;                   /* made by the first workload_time */
