@@ -8,7 +8,9 @@
  *
  * The unit that multiplies tiles works beside the one for vectors only where instructions of both stand close together. So four things run at once,
  * from the first set of a walk to the last: the scores of the next job, the weights of this one, O += P V of the strip before, and the next set's
- * operands. Weights are made a row after every two products, operands in portions between products of 32 x 32 sums.
+ * operands. Weights are made a row after every two products, operands in portions between products of 32 x 32 sums. A product's first operands
+ * are loaded before the sums of the one before leave their tiles, and those leave between its first steps: stores wait for products, and what stands
+ * behind them would wait as well.
  *
  * A row's m stands HEADROOM above the first score that it met, in base 2, and moves only when another passes it: then by whole powers of two, so that
  * what is summed already is scaled exactly. Weights therefore need no maximum of their block; floats have room for it on both sides. They are rounded
@@ -24,7 +26,7 @@
 
 /* -------------------------------------------------------------------------------------------------------- the machine
  * Tiles 0..3 are sums, 4 and 5 left operands, 6 and 7 right ones; each 16 rows of 64 bytes. c += a b, where word pairs (2k, 2k+1) of a row of a meet
- * those of row k of b. */
+ * those of row k of b. TILE_STREAM loads what need not stay in the first-level cache. */
 enum { TILE = 16, TILE_DEPTH = 32 };    /* rows and columns of a sum; elements that one product sums */
 
 #ifdef V_EMULATE_TILES
@@ -56,6 +58,7 @@ static void multiply_tiles(int c, int a, int b)
                 tile_file[c].f[i][j] += half_value(tile_file[a].h[i][k]) * half_value(tile_file[b].h[k / 2][2 * j + k % 2]);
 }
 #define TILE_LOAD(t, base, step) move_tile(t, (char *)(uintptr_t)(base), step, false)
+#define TILE_STREAM(t, base, step) TILE_LOAD(t, base, step)
 #define TILE_STORE(t, base, step) move_tile(t, (char *)(base), step, true)
 #define TILE_ZERO(t) memset(&tile_file[t], 0, sizeof tile_file[t])
 #define TILE_ADD(c, a, b) multiply_tiles(c, a, b)
@@ -63,6 +66,7 @@ static void open_tiles(void) { }
 static void close_tiles(void) { }
 #else
 #define TILE_LOAD(t, base, step) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(base), "r"((int64_t)(step)) : "memory")
+#define TILE_STREAM(t, base, step) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t : : "r"(base), "r"((int64_t)(step)) : "memory")
 #define TILE_STORE(t, base, step) __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" : : "r"(base), "r"((int64_t)(step)) : "memory")
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : : : "memory")
 #define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : : : "memory")
@@ -240,10 +244,19 @@ typedef struct set {
     int num_jobs;
 } set;
 
+/* As many blocks as leave room for Q and O in the second-level cache. */
+static int set_blocks(const work *w)
+{
+    enum { MOST = 1 << 19 };
+    const int64_t bytes = KEYS * TILE_DEPTH * 2 * (2 * tile_steps(w->dk) + 3 * tile_steps(w->dv));
+    return fv__max32(2, fv__min32(SET, (int)(MOST / bytes)));
+}
+
 /* Operands of the next set have places of their own: K's are free when the set's last scores are made, V's a strip later. */
 static bool gather_set(work *w, set *s, int count, walk *x)
 {
-    for (s->n = 0; s->n < SET; s->n++)
+    const int most = set_blocks(w);
+    for (s->n = 0; s->n < most; s->n++)
         if (!(s->blocks[s->n] = next_block(w, &w->blocks[count % 2 * SET + s->n], x))) break;
     s->k = w->tile_k + (int64_t)(count % 2) * SET * KEYS * TILE_DEPTH * tile_steps(w->dk);
     s->v = w->tile_v + (int64_t)(count % 3) * SET * KEYS * TILE_DEPTH * tile_steps(w->dv);
@@ -451,6 +464,8 @@ typedef struct softening {
     uint16_t *p;                        /* the strip's weights from the block's first half on */
     int done;                           /* halves of the strip before this block */
     int first, row, rows;               /* packed row of the strip's row 0; the next row, how many there are */
+    const float *from;                  /* the next row's first scores, and its weights */
+    uint16_t *to;
     rows_kind kind;
     int every, wait, several;           /* rows are done at every so many pauses, several at once */
     supply *supply;                     /* NULL: nothing more is made ready */
@@ -462,6 +477,18 @@ static uint16_t *weights_at(const softening *x, unsigned i) { return x->p + i / 
 static float *scores_at(const softening *x, unsigned i)
 {
     return x->s + i / PAIR_ROWS * PAIR_SUMS + i / TILE % 2 * (PAIR_SUMS / 2) + i % TILE * TILE;
+}
+
+/* The row after: that of the next line, in whole tiles of rows. */
+VFN void go_on(softening *x)
+{
+    x->row++;
+    x->from += TILE;
+    x->to += TILE_DEPTH;
+    if (x->row % TILE == 0) {
+        x->from = scores_at(x, (unsigned)x->row);
+        x->to = weights_at(x, (unsigned)x->row);
+    }
 }
 
 VFN void keep_weights(work *w, int at, const v_f32 *y, uint16_t *p, const powers *k)
@@ -576,11 +603,11 @@ static __attribute__((noinline)) void soften_any(const softening *x, unsigned i)
 
 /* ---- rows without ---- */
 
-VFN void soften_plain(const softening *x, unsigned i, rows_kind kind, const powers *k)
+VFN void soften_plain(const softening *x, rows_kind kind, const powers *k)
 {
     work *w = x->w;
-    const int at = x->first + (int)i;
-    const float *s = scores_at(x, i);
+    const int at = x->first + x->row;
+    const float *s = x->from;
     const v_f32 bias = v_set(w->bias[at]);
     v_f32 y[ROW_VECS];
     V_UNROLL
@@ -588,8 +615,8 @@ VFN void soften_plain(const softening *x, unsigned i, rows_kind kind, const powe
         y[j] = power_of(v_fma(v_load(s + j * TILE * TILE), k->scale, bias), k);
         if (kind == MASKED_ROWS) y[j] = v_select(lanes_of(x->b->mask[at], j), y[j], v_set(0.0f));
     }
-    if (__builtin_expect(any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit), 0)) soften_any(x, i);
-    else keep_weights(w, at, y, weights_at(x, i), k);
+    if (__builtin_expect(any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit), 0)) soften_any(x, (unsigned)x->row);
+    else keep_weights(w, at, y, x->to, k);
 }
 
 /* What is done while tiles are multiplied. */
@@ -598,14 +625,15 @@ VFN void soften(softening *x, rows_kind kind, const powers *k)
     if (--x->wait > 0) return;
     x->wait = x->every;
     for (int n = x->several; n > 0 && x->row < x->rows; n--) {
-        if (kind == ANY_ROWS) soften_any(x, (unsigned)x->row++);
-        else soften_plain(x, (unsigned)x->row++, kind, k);
+        if (kind == ANY_ROWS) soften_any(x, (unsigned)x->row);
+        else soften_plain(x, kind, k);
+        go_on(x);
     }
 }
 
 static void soften_rest(softening *x)
 {
-    while (x->row < x->rows) soften_any(x, (unsigned)x->row++);
+    for (; x->row < x->rows; x->row++) soften_any(x, (unsigned)x->row);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ products */
@@ -620,55 +648,90 @@ typedef struct tile_product {
     bool from_zero;
 } tile_product;
 
-/* 32 x 32 sums += a b. */
-VFN void multiply_as(const tile_product *p, softening *x, rows_kind kind)
+/* Sums that wait in tiles 0..3 to be stored. */
+typedef struct owed {
+    char *at;                           /* NULL: none */
+    int64_t below;
+} owed;
+
+enum { RIGHT = TILE * TILE * 4 };
+
+VFN void load_operands(const uint16_t *a, const uint16_t *b)
 {
-    enum { RIGHT = TILE * TILE * 4 };
-    char *at = (char *)p->c;
-    const uint16_t *a = p->a, *b = p->b;
-    const int64_t below = p->below;
-    const powers k = kind == ANY_ROWS ? (powers){ 0 } : load_powers(x->w);
-    if (p->from_zero) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
-    } else {
-        TILE_LOAD(0, at, 64);
-        TILE_LOAD(1, at + RIGHT, 64);
-        TILE_LOAD(2, at + below, 64);
-        TILE_LOAD(3, at + below + RIGHT, 64);
-    }
-    for (int i = p->depth; i > 0; i--, a += TILE_PAIR, b += TILE_PAIR) {
-        TILE_LOAD(4, a, 64);
-        TILE_LOAD(6, b, 64);
-        TILE_LOAD(7, b + TILE_HALF, 64);
-        TILE_ADD(0, 4, 6);
-        TILE_ADD(1, 4, 7);
-        soften(x, kind, &k);
-        TILE_LOAD(5, a + TILE_HALF, 64);
-        TILE_ADD(2, 5, 6);
-        TILE_ADD(3, 5, 7);
-        soften(x, kind, &k);
-    }
-    TILE_STORE(0, at, 64);
-    TILE_STORE(1, at + RIGHT, 64);
-    TILE_STORE(2, at + below, 64);
-    TILE_STORE(3, at + below + RIGHT, 64);
+    TILE_LOAD(4, a, 64);
+    TILE_STREAM(6, b, 64);
+    TILE_STREAM(7, b + TILE_HALF, 64);
+    TILE_LOAD(5, a + TILE_HALF, 64);
 }
 
-static __attribute__((noinline)) void multiply_any(const tile_product *p, softening *x) { multiply_as(p, x, ANY_ROWS); }
-static __attribute__((noinline)) void multiply_whole(const tile_product *p, softening *x) { multiply_as(p, x, WHOLE_ROWS); }
-static __attribute__((noinline)) void multiply_masked(const tile_product *p, softening *x) { multiply_as(p, x, MASKED_ROWS); }
+/* A sum of the product before leaves its tile, one of this product enters it and takes its first step. */
+#define CHANGE_SUM(t, old, p, left, right) do { \
+    if ((old).at) TILE_STORE(t, (old).at + ((t) / 2 * (old).below + (t) % 2 * RIGHT), 64); \
+    if ((p)->from_zero) TILE_ZERO(t); \
+    else TILE_LOAD(t, (char *)(p)->c + ((t) / 2 * (p)->below + (t) % 2 * RIGHT), 64); \
+    TILE_ADD(t, left, right); \
+} while (0)
 
-static void multiply(const tile_product *p, softening *x)
+/* 32 x 32 sums += a b, for each product of a list. The last one's sums stay in their tiles. */
+VFN void multiply_as(const tile_product *p, int count, owed *sums, softening *x, rows_kind kind)
 {
-    switch (x->kind) {
-    case ANY_ROWS: multiply_any(p, x); break;
-    case WHOLE_ROWS: multiply_whole(p, x); break;
-    case MASKED_ROWS: multiply_masked(p, x); break;
+    const powers k = kind == ANY_ROWS ? (powers){ 0 } : load_powers(x->w);
+    owed old = *sums;
+    load_operands(p->a, p->b);
+    for (; count > 0; count--, p++) {
+        CHANGE_SUM(0, old, p, 4, 6);
+        CHANGE_SUM(1, old, p, 4, 7);
+        soften(x, kind, &k);
+        CHANGE_SUM(2, old, p, 5, 6);
+        CHANGE_SUM(3, old, p, 5, 7);
+        soften(x, kind, &k);
+        for (int i = 1; i < p->depth; i++) {
+            load_operands(p->a + i * TILE_PAIR, p->b + i * TILE_PAIR);
+            TILE_ADD(0, 4, 6);
+            TILE_ADD(1, 4, 7);
+            soften(x, kind, &k);
+            TILE_ADD(2, 5, 6);
+            TILE_ADD(3, 5, 7);
+            soften(x, kind, &k);
+        }
+        old = (owed){ (char *)p->c, p->below };
+        if (count > 1) load_operands(p[1].a, p[1].b);
+        if (x->supply) supply_some(x->supply);
     }
-    if (x->supply) supply_some(x->supply);
+    *sums = old;
+}
+
+static __attribute__((noinline)) void multiply_any(const tile_product *p, int n, owed *sums, softening *x)
+{
+    multiply_as(p, n, sums, x, ANY_ROWS);
+}
+static __attribute__((noinline)) void multiply_whole(const tile_product *p, int n, owed *sums, softening *x)
+{
+    multiply_as(p, n, sums, x, WHOLE_ROWS);
+}
+static __attribute__((noinline)) void multiply_masked(const tile_product *p, int n, owed *sums, softening *x)
+{
+    multiply_as(p, n, sums, x, MASKED_ROWS);
+}
+
+static void multiply(const tile_product *p, int count, owed *sums, softening *x)
+{
+    if (!count) return;
+    switch (x->kind) {
+    case ANY_ROWS: multiply_any(p, count, sums, x); break;
+    case WHOLE_ROWS: multiply_whole(p, count, sums, x); break;
+    case MASKED_ROWS: multiply_masked(p, count, sums, x); break;
+    }
+}
+
+static void store_sums(owed *sums)
+{
+    if (!sums->at) return;
+    TILE_STORE(0, sums->at, 64);
+    TILE_STORE(1, sums->at + RIGHT, 64);
+    TILE_STORE(2, sums->at + sums->below, 64);
+    TILE_STORE(3, sums->at + sums->below + RIGHT, 64);
+    sums->at = NULL;
 }
 
 /* -------------------------------------------------------------------------------------------------------------- strips */
@@ -695,10 +758,15 @@ static bool begin_strip(work *w, const set *s, int first, uint16_t *p, strip *ou
         out->begin = fv__min32(out->begin, 2 * i + lowest(seen) / TILE_DEPTH);
         out->end = 2 * i + (above_highest(seen) - 1) / TILE_DEPTH + 1;
     }
-    for (int i = out->begin / 2; i < (out->end + 1) / 2; i++)           /* a block in between of which they see nothing weighs nothing */
-        for (int j = 0; j < STRIP && !out->seen[i]; j += PAIR_ROWS)
-            memset(p + (j / PAIR_ROWS * SET_HALVES + 2 * i) * TILE_PAIR, 0, 2 * TILE_PAIR * sizeof *p);
     return out->begin < out->end;
+}
+
+/* A block in between of which the strip's rows see nothing weighs nothing. When the place for its weights is its own. */
+static void clear_unseen(const strip *s)
+{
+    for (int i = s->begin / 2; i < (s->end + 1) / 2; i++)
+        for (int j = 0; j < STRIP && !s->seen[i]; j += PAIR_ROWS)
+            memset(s->p + (j / PAIR_ROWS * SET_HALVES + 2 * i) * TILE_PAIR, 0, 2 * TILE_PAIR * sizeof *s->p);
 }
 
 /* Strips take turns with the two places for weights: what waits to be multiplied stays. */
@@ -721,31 +789,38 @@ static int row_pairs(const strip *s) { return whole_pairs(s->rows) / PAIR_ROWS; 
 /* Does some row see a key of the half? */
 static bool sees_half(const strip *s, int which, int half) { return s->seen[which] >> (half * TILE_DEPTH) & 0xFFFFFFFF; }
 
-/* Scores of a block's keys; halves that no row of the strip sees are left out. */
-static void multiply_keys(work *w, const set *s, const job *j, float *to, softening *x)
+/* Products of a job at most: scores, and all values of a strip. */
+enum { STRIP_PAIRS = STRIP / PAIR_ROWS, MOST_PRODUCTS = STRIP_PAIRS * (2 + FV__MAX_DIM / TILE_DEPTH) };
+
+/* Scores of a block's keys; halves that no row of the strip sees are left out. Returns how many products. */
+static int list_keys(const work *w, const set *s, const job *j, float *to, tile_product *out)
 {
     const int steps = tile_steps(w->dk);
+    int n = 0;
     for (int half = 0; half < 2; half++) {
         if (!sees_half(j->strip, j->block, half)) continue;
         for (int i = 0; i < row_pairs(j->strip); i++)
-            multiply(&(tile_product){ .a = w->tile_q + (int64_t)(j->strip->first / PAIR_ROWS + i) * steps * TILE_PAIR,
-                                      .b = s->k + (int64_t)(2 * j->block + half) * steps * TILE_PAIR, .depth = steps,
-                                      .c = to + i * PAIR_SUMS + half * 2 * TILE * TILE, .below = PAIR_SUMS / 2 * 4, .from_zero = true }, x);
+            out[n++] = (tile_product){ .a = w->tile_q + (int64_t)(j->strip->first / PAIR_ROWS + i) * steps * TILE_PAIR,
+                                       .b = s->k + (int64_t)(2 * j->block + half) * steps * TILE_PAIR, .depth = steps,
+                                       .c = to + i * PAIR_SUMS + half * 2 * TILE * TILE, .below = PAIR_SUMS / 2 * 4, .from_zero = true };
     }
+    return n;
 }
 
 /* O += P V for steps [from, to) of d; the strip's first set makes O. */
-static void multiply_values(work *w, const strip *s, int from, int to, softening *x)
+static __attribute__((noinline)) int list_values(work *w, const strip *s, int from, int to, tile_product *out)
 {
     const int steps = tile_steps(w->dv);
     const bool from_zero = !(w->begun >> (s->first / STRIP) & 1);
+    int n = 0;
     for (int d = from; d < to; d++)
         for (int i = 0; i < row_pairs(s); i++)
-            multiply(&(tile_product){ .a = s->p + (i * SET_HALVES + s->begin) * TILE_PAIR,
-                                      .b = s->v + ((int64_t)d * SET_HALVES + s->begin) * TILE_PAIR, .depth = s->end - s->begin,
-                                      .c = w->tile_o + ((int64_t)(s->first / PAIR_ROWS + i) * steps + d) * TILE_PAIR,
-                                      .below = 2 * TILE * TILE * 4, .from_zero = from_zero }, x);
+            out[n++] = (tile_product){ .a = s->p + (i * SET_HALVES + s->begin) * TILE_PAIR,
+                                       .b = s->v + ((int64_t)d * SET_HALVES + s->begin) * TILE_PAIR, .depth = s->end - s->begin,
+                                       .c = w->tile_o + ((int64_t)(s->first / PAIR_ROWS + i) * steps + d) * TILE_PAIR,
+                                       .below = 2 * TILE * TILE * 4, .from_zero = from_zero };
     if (to == steps) w->begun |= 1u << (s->first / STRIP);
+    return n;
 }
 
 static int steps_of_keys(const work *w, const job *j)
@@ -778,9 +853,10 @@ static void meet_keys(const softening *x)
 static softening soften_job(work *w, const set *s, const job *j, float *scores, int steps)
 {
     const int pauses = PAUSES * steps, rows = j->strip->rows;
-    softening x = { .w = w, .b = s->blocks[j->block], .s = scores, .p = j->strip->p + 2 * j->block * TILE_PAIR, .done = 2 * j->block,
+    softening x = { .w = w, .b = s->blocks[j->block], .s = scores, .p = j->strip->p + 2 * j->block * TILE_PAIR, .done = 2 * j->block, .from = scores,
                     .first = j->strip->first, .rows = rows, .kind = kind_of(w, s, j), .every = fv__max32(1, pauses / rows), .several = 1 };
     if (pauses < rows && pauses) x.several = fv__max32(1, (rows + pauses / 2) / pauses);
+    x.to = x.p;
     x.wait = x.every;
     if (!(w->begun >> (j->strip->first / STRIP) & 1) || x.kind == MASKED_ROWS) meet_keys(&x);
     return x;
@@ -796,6 +872,8 @@ typedef struct stream {
     int turns;                          /* strips begun */
     int scores;                         /* jobs whose scores have been made */
     strip before;                       /* its values wait to be multiplied; rows 0: none */
+    owed sums;                          /* values of that strip, or none */
+    tile_product list[MOST_PRODUCTS];   /* to be done next */
     softening idle;
 } stream;
 
@@ -804,7 +882,8 @@ static float *scores_place(const stream *x, int i) { return x->w->tile_s + i % 2
 /* The values of the strip before that wait still, alone. */
 static void finish_before(stream *x)
 {
-    if (x->before.rows) multiply_values(x->w, &x->before, 0, tile_steps(x->w->dv), &x->idle);
+    if (x->before.rows) multiply(x->list, list_values(x->w, &x->before, 0, tile_steps(x->w->dv), x->list), &x->sums, &x->idle);
+    store_sums(&x->sums);
     x->before.rows = 0;
 }
 
@@ -815,9 +894,12 @@ static void attend_job(stream *x, const set *s, const job *now, const set *of_ne
     const int d = tile_steps(w->dv), from = d * part / parts, to = d * (part + 1) / parts;
     const int steps = (next ? steps_of_keys(w, next) : 0) + (x->before.rows ? (to - from) * steps_of_values(&x->before) : 0);
     softening soft = soften_job(w, s, now, scores_place(x, x->scores - 1), steps);
+    int n = next ? list_keys(w, of_next, next, scores_place(x, x->scores++), x->list) : 0;
+    const int of_keys = n;
+    if (x->before.rows) n += list_values(w, &x->before, from, to, x->list + n);
     soft.supply = ask;
-    if (next) multiply_keys(w, of_next, next, scores_place(x, x->scores++), &soft);
-    if (x->before.rows) multiply_values(w, &x->before, from, to, &soft);
+    multiply(x->list, n, &x->sums, &soft);
+    if (n == of_keys || part + 1 == parts) store_sums(&x->sums);        /* scores are read next, O may be when its strip has its turn */
     soften_rest(&soft);
 }
 
@@ -835,6 +917,7 @@ static void attend_set(stream *x, set *s, set *following)
     supply ask = begin_supply(x->w, following, calls);
     for (int i = 0; i < s->num_jobs; ) {
         const int parts = jobs_of_strip(s, i);
+        clear_unseen(s->jobs[i].strip);
         for (int part = 0; part < parts; part++, i++) {
             const bool last = i + 1 == s->num_jobs;
             if (last) {
@@ -908,7 +991,10 @@ static void walk_tiles(work *w, walk *x)
     while (ask_some(&first)) { }
     supply_rest(&first);
     list_jobs(w, &s.sets[0], &s.turns);
-    if (s.sets[0].num_jobs) multiply_keys(w, &s.sets[0], &s.sets[0].jobs[0], scores_place(&s, s.scores++), &s.idle);
+    if (s.sets[0].num_jobs) {
+        multiply(s.list, list_keys(w, &s.sets[0], &s.sets[0].jobs[0], scores_place(&s, s.scores++), s.list), &s.sums, &s.idle);
+        store_sums(&s.sums);
+    }
     for (set *now = &s.sets[0], *next = &s.sets[1]; now->n; ) {
         set *done = now;
         gather_set(w, next, s.count++, x);

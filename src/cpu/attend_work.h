@@ -46,8 +46,8 @@ enum {
     ALIGN = 64,                         /* bytes */
     SLACK = 32,                         /* floats behind an array that a vector may run over */
     LARGEST_TILE = V_TILES ? 512 : 256, /* most packed rows of a piece */
-    SET = 2,                            /* tiles: blocks whose operands are made at once */
-    STRIP = 64,                         /* tiles: packed rows whose scores are made at once */
+    SET = 4,                            /* tiles: most blocks whose operands are made at once */
+    STRIP = 32,                         /* tiles: packed rows whose scores are made at once */
     BLOCKS = V_TILES ? 2 * SET : 2,     /* that are known at once */
 };
 
