@@ -343,8 +343,9 @@ static fv_status turn_keys(workload *w, char *keys, fv_error *err)
     const workload_desc *d = &w->desc;
     const int64_t tokens = w->num_pages * d->page_size;
     const fv_rope_desc desc = { .rotary_dim = d->dim };
-    const fv_tensor from = rows_of(keys, tokens, d->kv_heads, d->dim),
-                    to = rows_of(w->turned.device, tokens, d->kv_heads, d->dim);
+    fv_tensor from = rows_of(keys, tokens, d->kv_heads, d->dim),
+              to = rows_of(w->turned.device, tokens, d->kv_heads, d->dim);
+    from.dtype = to.dtype = cache_type(d)->name;
     fv_index positions = fv_i32(w->gpu ? NULL : (int32_t *)(void *)w->positions.data, tokens);
     positions.device = w->gpu ? w->positions.device : NULL;
     return fv_rope(w->ctx, &desc, &from, positions, &to, gpu_stream(w->gpu), err);
