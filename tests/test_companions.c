@@ -494,9 +494,10 @@ static void check_renorm(const block *x, const block *y, int64_t i, const listin
     for (int j = 0; j < s->n; j++) mass += stays[j] ? s->weight[j] : 0;
     frexp(s->top, &e);
     const int shift = 40 - (e - 1) < 126 ? 40 - (e - 1) : 126;
-    const float sum = (float)ldexp((double)mass, -shift);
+    const int room = s->top >= 0x1p100 ? 32 : 0;        /* the sum may be larger than any f32 */
+    const float sum = (float)ldexp((double)mass, -shift - room);
     for (int j = 0; j < s->n; j++) {
-        const float want = stays[j] ? (float)s->value[j] / sum : 0;
+        const float want = stays[j] ? (float)ldexp(s->value[j], -room) / sum : 0;
         const double rounded = fv__dtypes[y->dtype].decode(fv__dtypes[y->dtype].encode((double)want));
         if (get(y, i, j) != rounded)
             fail_msg("row %d element %d of %d (%g): %.9g, expected %.9g", (int)i, j, s->n, get(x, i, j), get(y, i, j), rounded);
@@ -547,6 +548,26 @@ static void renorms(void **state)
         }
         if (!in_place) only_the_view(&first, &before);
         free(x.memory), free(first.memory), free(before.memory);
+    }
+}
+
+/* Sums beyond the largest f32. */
+static void renorms_of_the_largest(void **state)
+{
+    (void)state;
+    const float rows[4][4] = { { 3e38f, 2e38f, 1e38f, 0 }, { INFINITY, INFINITY, 1e38f, 0 }, { 1e38f, 1e38f, 1e38f, 1e38f }, { 3e38f, 0, 0, 1e-37f } };
+    const int32_t ks[4] = { 2, 2, 9, 4 };
+    const double wanted[4][4] = { { 0.6, 0.4, 0, 0 }, { 0.5, 0.5, 0, 0 }, { 0.25, 0.25, 0.25, 0.25 }, { 1, 0, 0, 0 } };
+    float y[4][4];
+    const fv_tensor tx = { .data = (void *)(uintptr_t)rows, .dtype = "f32", .ndim = 2, .shape = { 4, 4 }, .stride = { 4, 1 } };
+    const fv_tensor tk = { .data = (void *)(uintptr_t)ks, .dtype = "i32", .ndim = 1, .shape = { 4 }, .stride = { 1 } };
+    fv_tensor ty = tx;
+    const fv_arg k = { .tensor = &tk };
+    ty.data = y;
+    for (int l = 0; l < num_levels; l++) {
+        OK(fv_top_k_renorm(levels[l], &tx, &k, &ty, NULL, &err));
+        for (int i = 0; i < 16; i++)
+            if (fabs((double)y[i / 4][i % 4] - wanted[i / 4][i % 4]) > 1e-7) fail_msg("row %d: %g", i / 4, (double)y[i / 4][i % 4]);
     }
 }
 
@@ -999,7 +1020,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms), cmocka_unit_test(norms_of_nothing), cmocka_unit_test(norms_refused),
         cmocka_unit_test(activations), cmocka_unit_test(activations_far_out), cmocka_unit_test(activations_refused),
-        cmocka_unit_test(softmaxes), cmocka_unit_test(softmax_at_the_ends), cmocka_unit_test(renorms), cmocka_unit_test(masks),
+        cmocka_unit_test(softmaxes), cmocka_unit_test(softmax_at_the_ends), cmocka_unit_test(renorms), cmocka_unit_test(renorms_of_the_largest),
+        cmocka_unit_test(masks),
         cmocka_unit_test(filters_refused), cmocka_unit_test(random_numbers), cmocka_unit_test(samples), cmocka_unit_test(samples_of_logits),
         cmocka_unit_test(frequencies), cmocka_unit_test(samples_refused), cmocka_unit_test(verified_frequencies), cmocka_unit_test(verified_cases),
     };

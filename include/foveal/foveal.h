@@ -45,7 +45,7 @@
  *   - Lists are pointer + count. Everything a call is given is borrowed until it returns, unless the field says
  *     "kept": then it must stay valid and unchanged until the plan's next update or destruction.
  *   - Every function that can fail returns an fv_status and, where `err` is not NULL, fills it on failure (only then).
- *     A call that fails has written nothing to its outputs.
+ *     A call that fails has written nothing to its outputs (fv_supports its reasons).
  *   - Threads: a context may be used by many threads at once; a plan or a cache by one thread at a time.
  *   - Blocking is stated as: *never blocks*, *blocks* (until done) or *launches* (queued on the stream).
  *     On the CPU every call is done when it returns and `stream` is ignored.
@@ -203,7 +203,8 @@ typedef struct fv_tensor {
     int32_t ndim;
     int32_t reserved;
     int64_t shape[FV_MAX_DIMS];
-    int64_t stride[FV_MAX_DIMS];    /* in elements; any but of the last axis, negative ones too. Rows of what is written may not overlap */
+    int64_t stride[FV_MAX_DIMS];    /* in elements; any but of the last axis, negative ones too. Rows of what is written may not
+                                       overlap each other, nor (not looked at) what the call reads, unless the function says so */
 } fv_tensor;
 
 typedef enum fv_index_type { FV_INDEX_NONE = 0, FV_INDEX_I32 = 1, FV_INDEX_I64 = 2 } fv_index_type;
@@ -484,7 +485,8 @@ FV_API fv_status fv_rope(fv_ctx *ctx, const fv_rope_desc *desc, const fv_tensor 
  * (lengths count the new rows already), or goes to token slot slots[row] = page * page_size + offset where `slots` is given (-1: skip the row). */
 typedef struct fv_append_desc {
     const char *k_scale_kind;       /* as fv_problem.k_scale: how k_scale is read ("tensor", "head"), or written ("token_head": each (token, head) gets
-                                       max|x| / largest value of the type, stored through k_scale) */
+                                       max|x| / largest value of the type (int8: 127, though -128 is stored too), 1 where all
+                                       are 0, stored through k_scale) */
     const char *v_scale_kind;
     fv_tensor new_k, new_v;         /* [rows, num_kv_heads, dim]; new_v absent: K only (latent) */
     fv_tensor new_k_tail;           /* absent, or [rows, num_kv_heads, tail] */
@@ -569,7 +571,8 @@ FV_API fv_status fv_cache_fork(fv_cache *cache, int32_t sequence, int32_t *child
 /* Gives back pages that lie wholly before token `first` (a sliding window has passed them); their table entries become -1. */
 FV_API fv_status fv_cache_slide(fv_cache *cache, int32_t sequence, int64_t first, fv_error *err);
 
-/* Cuts the sequence to `tokens` tokens (rejected speculation). Shared pages are not changed: *copy as in fv_cache_fork. */
+/* Cuts the sequence to `tokens` tokens (rejected speculation). Shared pages are not changed: *copy as in fv_cache_fork. Pages that fv_cache_slide has
+ * given back stay away: a window that reaches them again finds bad page ids there. */
 FV_API fv_status fv_cache_truncate(fv_cache *cache, int32_t sequence, int64_t tokens, fv_copy *copy, fv_error *err);
 
 /* Ends a sequence. Its findable pages stay cached, the others become free. */

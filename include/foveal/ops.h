@@ -109,7 +109,7 @@ typedef struct fv_sample_desc {
 
 /* One sample a row, with the probabilities of what the filters leave. With r draw number 0 of sample i, the id is the first one at which the
  * running sum of the row's weights, in the order of ids, exceeds r times their sum, rounded down. Where top k or top p refuses that id, its
- * value and all smaller ones leave the sum and the next draw decides. */
+ * value and all smaller ones leave the sum and the next draw decides; with FV_TOP_K_FIRST, what top k refuses is not in the sum of draw 0 either. */
 FV_API fv_status fv_sample(fv_ctx *ctx, const fv_sample_desc *desc, fv_stream stream, fv_error *err);
 
 /* Verifies chains of drafted tokens. Draft i of a request is accepted with probability min(1, target / draft) of its token, u draft < target in

@@ -317,17 +317,18 @@ static float top_k_threshold(const source *s, int64_t k, float lowest)
 
 /* ----------------------------------------------------------------------------------------------------------- filters */
 
-/* The f32 of a sum of weights. */
-static float sum_value(const source *s, uint64_t sum) { return (float)((double)sum * (1 / (double)s->scale)); }
+/* What values and their sum are divided with, so that the sum of the largest is an f32: a power of two, and what becomes subnormal is 0 as a quotient. */
+static float room_for_sum(const source *s) { return s->top >= 0x1p100f ? 0x1p-32f : 1.0f; }
 
-static void put_quotients(const source *s, float t, float sum, const fv__view *y, int64_t to)
+static void put_quotients(const source *s, float t, uint64_t weights, const fv__view *y, int64_t to)
 {
+    const float room = room_for_sum(s), sum = (float)((double)weights * ((double)room / (double)s->scale));
     float x[CHUNK];
     for (int from = 0; from < s->n; from += CHUNK) {
         const int n = fetch(s, from, x);
         for (int i = 0; i < n; i += V_LANES) {
             const v_f32 v = v_load(x + i);
-            v_store(x + i, v_select(v_ge(v, v_set(t)), v_div(v, v_set(sum)), v_set(0.0f)));
+            v_store(x + i, v_select(v_ge(v, v_set(t)), v_div(v_mul(v, v_set(room)), v_set(sum)), v_set(0.0f)));
         }
         store_row(y, to + from, n, x);
     }
@@ -370,7 +371,7 @@ void V_NAME(fv__filter_rows)(const fv__filter_job *job, int64_t first, int64_t l
             put_masked(&s, top_k_threshold(&s, top_k_at(&job->param, row), -INFINITY), &job->y, to);
         } else if (s.top > 0) {
             const float t = renorm_threshold(job, &s, row);
-            put_quotients(&s, t, sum_value(&s, sum_of(&s, t).sum), &job->y, to);
+            put_quotients(&s, t, sum_of(&s, t).sum, &job->y, to);
         } else {
             put_zeros(s.n, &job->y, to);
         }
