@@ -517,6 +517,70 @@ static void ends(void **state)
     assert_int_equal(rmdir(tmp), 0);
 }
 
+static bool is_running(const char *pid_file)
+{
+    char command[300];
+    snprintf(command, sizeof command, "grep -q ') [^ZX]' /proc/$(cat %s)/stat 2>/dev/null", pid_file);
+    return system(command) == 0;
+}
+
+static bool becomes(bool running, const char *pid_file)
+{
+    for (int i = 0; i < 500 && is_running(pid_file) != running; i++) usleep(20000);
+    return is_running(pid_file) == running;
+}
+
+/* Ctrl-C in a terminal: a signal to the process group. What compiles ends with its host. */
+static void ends_with_its_host(void **state)
+{
+    (void)state;
+    char script[128], pid_file[160], cc[160], words[sizeof err.text];
+    snprintf(script, sizeof script, "%s/stuck", cache_dir);
+    snprintf(pid_file, sizeof pid_file, "%s/stuck_pid", cache_dir);
+    snprintf(cc, sizeof cc, "sh %s", script);
+    FILE *f = fopen(script, "w");
+    fprintf(f, "echo $$ > %s\nexec sleep 50\n", pid_file);
+    fclose(f);
+    const pid_t host = fork();
+    if (!host) {
+        signal(SIGINT, SIG_DFL);
+        setpgid(0, 0);
+        setenv("FV_CC", cc, 1);
+        create_in_memory(gain, words, sizeof words);
+        _exit(0);
+    }
+    assert_true(becomes(true, pid_file));
+    assert_int_equal(kill(-host, SIGINT), 0);
+    int status = 0;
+    assert_int_equal(waitpid(host, &status, 0), host);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+    assert_true(becomes(false, pid_file));
+}
+
+/* A killed host cannot end its compiler; that may use no more processor time than a compilation may last. */
+static void is_limited(void **state)
+{
+    (void)state;
+    char script[128], limit[160], cc[160], words[sizeof err.text];
+    int seconds = 0;
+    snprintf(script, sizeof script, "%s/limited", cache_dir);
+    snprintf(limit, sizeof limit, "%s/seconds", cache_dir);
+    snprintf(cc, sizeof cc, "sh %s", script);
+    FILE *f = fopen(script, "w");
+    fprintf(f, "while [ $(ulimit -t) = unlimited ]; do sleep 0.01; done\nulimit -t > %s\nexit 1\n", limit);
+    fclose(f);
+    setenv("FV_CC", cc, 1);
+    fv__cc_seconds = 20;
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_E_COMPILE);
+    fv__cc_seconds = 60;
+    unsetenv("FV_CC");
+    f = fopen(limit, "r");
+    if (!f) fail_msg("%s", words);
+    assert_int_equal(fscanf(f, "%d", &seconds), 1);
+    fclose(f);
+    assert_in_range(seconds, 1, 20);
+}
+
 /* Every allocation of the library's own may fail. */
 static void out_of_memory(void **state)
 {
@@ -580,7 +644,7 @@ int main(void)
         cmocka_unit_test(without_compiler),
         cmocka_unit_test(hostile_folders),
         cmocka_unit_test(leaves_nothing),
-        cmocka_unit_test(ends),
+        cmocka_unit_test(ends), cmocka_unit_test(ends_with_its_host), cmocka_unit_test(is_limited),
         cmocka_unit_test(out_of_memory),
         cmocka_unit_test(many_threads),
     };

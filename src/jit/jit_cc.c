@@ -3,7 +3,9 @@
  * compiler's own way to the linker would put files into the temporary directory.
  *
  *   (1) every descriptor that a program gets is a memory file or /dev/null, and it gets no other;
- *   (2) no program is left running or unwaited for when a call returns. */
+ *   (2) no program is left running or unwaited for when a call returns;
+ *   (3) none outlives the host for long. It is of the host's process group, so that a terminal's Ctrl-C ends both; and a host that is killed leaves
+ *       programs that may use as much processor time as a call may last, no more. */
 #include "jit/jit_cc.h"
 
 #include "os.h"
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -146,6 +149,17 @@ static char **make_environment(void)
     return list;
 }
 
+/* Of what the program starts, too. */
+static void limit_time(pid_t pid)
+{
+    struct rlimit is;
+    const rlim_t most = (rlim_t)fv__cc_seconds;
+    if (prlimit(pid, RLIMIT_CPU, NULL, &is)) return;
+    if (is.rlim_cur > most) is.rlim_cur = most;
+    if (is.rlim_max > most + 1) is.rlim_max = most + 1;
+    prlimit(pid, RLIMIT_CPU, &is, NULL);
+}
+
 static int start(const char *path, char *const *argv, const int fds[NUM_FDS], pid_t *pid)
 {
     posix_spawn_file_actions_t actions;
@@ -154,10 +168,13 @@ static int start(const char *path, char *const *argv, const int fds[NUM_FDS], pi
     char **environment = make_environment();
     if (!environment) return ENOMEM;
     sigfillset(&all);
+    sigdelset(&all, SIGINT);            /* whoever ignores the terminal does it for the compiler, too */
+    sigdelset(&all, SIGQUIT);
+    sigdelset(&all, SIGHUP);
     sigemptyset(&none);
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attr);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);   /* a group: ended as a whole */
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigdefault(&attr, &all);
     posix_spawnattr_setsigmask(&attr, &none);
     int error = 0;
@@ -169,7 +186,21 @@ static int start(const char *path, char *const *argv, const int fds[NUM_FDS], pi
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&actions);
     free(environment);
+    if (!error) limit_time(*pid);
     return error;
+}
+
+/* Ends a program and all that it started. It is stopped first, so that it starts no more and nobody takes its children's numbers. */
+static void end_all(pid_t pid)
+{
+    char path[64];
+    long child;
+    kill(pid, SIGSTOP);
+    snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)pid, (long)pid);
+    FILE *children = fopen(path, "re");
+    while (children && fscanf(children, "%ld", &child) == 1) end_all((pid_t)child);
+    if (children) fclose(children);
+    kill(pid, SIGKILL);
 }
 
 enum { TOO_LONG = -1, UNSEEN = -2 };
@@ -185,7 +216,7 @@ static int wait_for(pid_t pid)
         if (ended < 0 && errno != EINTR) return UNSEEN;
         const int64_t took = fv__os_now_ns() - begin;
         if (took > fv__cc_seconds * INT64_C(1000000000)) {
-            kill(-pid, SIGKILL);
+            end_all(pid);
             while (waitpid(pid, &status, 0) < 0 && errno == EINTR) { }
             return TOO_LONG;
         }

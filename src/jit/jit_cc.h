@@ -7,7 +7,8 @@
  *
  * It is started by posix_spawn, without a shell, with LC_ALL=C and without the variables that would make it read or write files of its own accord.
  * Source, object, library and diagnostics are memory files: nothing is ever written to a folder, so whoever is killed leaves nothing behind. What is
- * signalled, ignored or waited for in the host's process does not matter. A compilation that takes longer than a minute is ended. */
+ * blocked, handled or waited for in the host's process does not matter. A compilation that takes longer than a minute is ended; a terminal's Ctrl-C
+ * ends it as it ends the host. */
 #ifndef FV__JIT_CC_H
 #define FV__JIT_CC_H
 
