@@ -313,7 +313,8 @@ static fv_status check_segment_pages(reader *r)
     if (!r->tables->paged) {
         for (int64_t i = 0; i < r->b->num_segments; i++) {
             const fv_segment *s = &r->b->segments[i];
-            if (s->first_page >= 0 && s->num_keys >= 0) r->tables->num_tokens = fv__max64(r->tables->num_tokens, s->first_page + s->num_keys);
+            if (s->first_page < 0 || s->num_keys < 0) continue;                     /* segment.c refuses it, and what is too large */
+            r->tables->num_tokens = fv__max64(r->tables->num_tokens, s->num_keys + fv__min64(s->first_page, INT64_MAX - s->num_keys));
         }
         return FV_OK;
     }
@@ -322,8 +323,8 @@ static fv_status check_segment_pages(reader *r)
         const fv_segment *s = &r->b->segments[i];
         if (s->first_page < 0 || s->num_pages < 0 || s->first_page > r->b->pages.ids.count - s->num_pages)
             return fv__fail(r->err, FV_E_INVALID, "batch.segments", s->first_page, r->b->pages.ids.count,
-                            "segment %lld has pages %lld to %lld of %lld page ids", (long long)i, (long long)s->first_page,
-                            (long long)(s->first_page + s->num_pages), (long long)r->b->pages.ids.count);
+                            "segment %lld has %lld pages from entry %lld on; there are %lld page ids", (long long)i, (long long)s->num_pages,
+                            (long long)s->first_page, (long long)r->b->pages.ids.count);
         total += s->num_pages;
         if (total > r->limits->max_pages) return over_maximum(r, "batch.segments.num_pages", "max_pages", total, r->limits->max_pages);
         if (r->b->pages.ids.host) FV_TRY(find_twice(r, s, i));

@@ -280,8 +280,10 @@ static fv_status refresh(fv_plan *plan, fv_stream stream, fv_error *err)
 
 fv_status fv__plan_refresh(fv_plan *plan, const fv_problem *problem, const fv_batch *batch, fv_stream stream, fv_error *err)
 {
-    FV_TRY(plan->backend->may_update(plan, stream, err));
+    const fv_status may = plan->backend->may_update(plan, stream, err);
+    if (may == FV_E_NOT_READY) return may;      /* nothing happens */
     plan->ready = false;
+    FV_TRY(may);
     if (problem) FV_TRY(change_problem(plan, problem, err));
     plan->given = *batch;
     FV_TRY(refresh(plan, stream, err));

@@ -509,17 +509,27 @@ static int64_t count_requests(const fv_batch *b)
     return b->kv_indptr.type != FV_INDEX_NONE ? b->kv_indptr.count - 1 : b->pages.indptr.count - 1;
 }
 
+static fv_status take_batch(call *c, const entry *e, fv_batch *b)
+{
+    FV_TRY(take_index(c, 1, "rows", e, &b->rows, NULL));
+    FV_TRY(take_index(c, 2, "lengths", e, &b->lengths, NULL));
+    FV_TRY(take_index(c, 3, "kv_indptr", e, &b->kv_indptr, NULL));
+    FV_TRY(take_int32(c, 4, "page_size", &b->pages.page_size));
+    FV_TRY(take_int(c, 5, "num_pages", 0, INT64_MAX, &b->pages.num_pages));
+    FV_TRY(take_index(c, 6, "page_indptr", e, &b->pages.indptr, NULL));
+    FV_TRY(take_index(c, 7, "page_ids", e, &b->pages.ids, &b->pages));
+    b->num_requests = count_requests(b);
+    return FV_OK;
+}
+
 static fv_status update_plan(call *c, const entry *e)
 {
     fv_batch b = { 0 };
-    FV_TRY(take_index(c, 1, "rows", e, &b.rows, NULL));
-    FV_TRY(take_index(c, 2, "lengths", e, &b.lengths, NULL));
-    FV_TRY(take_index(c, 3, "kv_indptr", e, &b.kv_indptr, NULL));
-    FV_TRY(take_int32(c, 4, "page_size", &b.pages.page_size));
-    FV_TRY(take_int(c, 5, "num_pages", 0, INT64_MAX, &b.pages.num_pages));
-    FV_TRY(take_index(c, 6, "page_indptr", e, &b.pages.indptr, NULL));
-    FV_TRY(take_index(c, 7, "page_ids", e, &b.pages.ids, &b.pages));
-    b.num_requests = count_requests(&b);
+    const fv_status taken = take_batch(c, e, &b);
+    if (taken != FV_OK) {
+        fv_plan_update(e->object, NULL, NULL, NULL, NULL);      /* whatever fails, the plan holds no step then */
+        return taken;
+    }
     return fv_plan_update(e->object, NULL, &b, current_stream(e->device_type, e->device_id), &c->err);
 }
 

@@ -107,7 +107,9 @@ fv_status fv_warm(fv_ctx *ctx, const fv_problem *const *problems, int64_t num_pr
 
 fv_status fv_plan_update(fv_plan *plan, const fv_problem *problem, const fv_batch *batch, fv_stream stream, fv_error *err)
 {
-    NOT_NULL(plan); NOT_NULL(batch);
+    NOT_NULL(plan);
+    if (!batch) plan->ready = false;            /* as after every failure */
+    NOT_NULL(batch);
     return fv__plan_refresh(plan, problem, batch, stream, err);
 }
 

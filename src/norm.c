@@ -37,6 +37,7 @@ fv_status fv__ints_view(const fv_tensor *t, const char *field, int ndim, const i
     if (!fv__given(t)) return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is missing (data is NULL)", field);
     if (!wide && (!t->dtype || strcmp(t->dtype, "i32") != 0))
         return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is %.24s; it must be i32 or i64", field, t->dtype ? t->dtype : "of no type");
+    FV_TRY(fv__aligned_check(t->data, wide ? 8 : 4, field, err));
     if (t->ndim != ndim) return fv__fail(err, FV_E_INVALID, field, t->ndim, ndim, "%s has %d axes; expected %d", field, t->ndim, ndim);
     *out = (fv__ints){ .data = t->data, .wide = wide };
     for (int i = 0; i < ndim; i++) {
@@ -60,6 +61,7 @@ static fv_status param_tensor(const fv_tensor *t, const char *field, int64_t row
     if (!fv__given(t)) return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is missing (data is NULL)", field);
     if (!t->dtype || strcmp(t->dtype, "f32") != 0)
         return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is %.24s; it must be f32", field, t->dtype ? t->dtype : "of no type");
+    FV_TRY(fv__aligned_check(t->data, 4, field, err));
     if (t->ndim != 1) return fv__fail(err, FV_E_INVALID, field, t->ndim, 1, "%s has %d axes; expected 1", field, t->ndim);
     if (t->shape[0] != rows)
         return fv__fail(err, FV_E_INVALID, field, t->shape[0], rows, "%s has %lld entries; expected %lld, one a row", field, (long long)t->shape[0],

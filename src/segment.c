@@ -241,6 +241,14 @@ static fv_status refuse(const fv__maker *m, fv_status status, int64_t index, con
                     (long long)index, member, (long long)value, what, (long long)limit);
 }
 
+/* A list of a segment's own. */
+static fv_status check_aligned(const fv__maker *m, const int32_t *list, const char *member, int64_t i)
+{
+    char field[96];
+    snprintf(field, sizeof field, "batch.segments[%lld].%s", (long long)i, member);
+    return fv__aligned_check(list, sizeof *list, field, m->err);
+}
+
 static fv_status check_rows(const fv__maker *m, const fv_segment *s, int64_t i)
 {
     const int64_t total = m->batch->total_rows;
@@ -256,6 +264,7 @@ static fv_status check_rows(const fv__maker *m, const fv_segment *s, int64_t i)
                           "with its num_rows and the batch's rows it is at most");
         return FV_OK;
     }
+    FV_TRY(check_aligned(m, s->rows, "rows", i));
     for (int64_t k = 0; k < s->num_rows; k++) {
         char member[48];
         snprintf(member, sizeof member, "rows[%lld]", (long long)k);
@@ -329,6 +338,7 @@ static fv_status check_positions(const fv__maker *m, const fv_segment *s, int64_
                           "its keys' positions lie between 0 and 2^30, so it is at most");
         return FV_OK;
     }
+    FV_TRY(check_aligned(m, s->page_positions, "page_positions", i));
     for (int64_t k = 0; k < s->num_pages; k++)
         if (s->page_positions[k] < 0 || s->page_positions[k] > FV__NO_BOUND - size) {
             char member[48];

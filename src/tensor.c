@@ -55,6 +55,14 @@ static fv_status check_shape(const fv_tensor *t, const char *field, int ndim, co
     return FV_OK;
 }
 
+fv_status fv__aligned_check(const void *data, int64_t bytes, const char *field, fv_error *err)
+{
+    const int64_t off = (int64_t)((uintptr_t)data % (uintptr_t)bytes);
+    if (!off) return FV_OK;
+    return fv__fail(err, FV_E_INVALID, field, off, bytes, "%s lies %lld bytes behind a multiple of its element size, %lld bytes; it must be aligned",
+                    field, (long long)off, (long long)bytes);
+}
+
 fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype, int ndim, const int64_t *shape, fv__view *out,
                           fv_error *err)
 {
@@ -63,6 +71,7 @@ fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype
     if (!t->data)
         return fv__fail(err, FV_E_INVALID, field, 0, 0, "%s is missing (data is NULL)", field);
     if (t->dtype && strcmp(t->dtype, fv__dtypes[dtype].name) != 0) return wrong_dtype(t, field, dtype, err);
+    FV_TRY(fv__aligned_check(t->data, fv__div_up(fv__dtypes[dtype].bits, 8), field, err));
     FV_TRY(check_shape(t, field, ndim, shape, err));
     FV_TRY(check_strides(t, field, dtype, err));
 
@@ -105,6 +114,9 @@ fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, b
         return fv__fail(err, FV_E_INVALID, field, x->type, FV_INDEX_I64, "%s is missing, or its type %d is neither FV_INDEX_I32 nor FV_INDEX_I64",
                         field, (int)x->type);
     if (x->reserved) return fv__fail(err, FV_E_INVALID, field, x->reserved, 0, "the reserved word of %s must be 0", field);
+    const int64_t bytes = x->type == FV_INDEX_I32 ? 4 : 8;
+    FV_TRY(fv__aligned_check(x->host, bytes, field, err));
+    FV_TRY(fv__aligned_check(x->device, bytes, field, err));
     if (x->stride < 1)
         return fv__fail(err, FV_E_INVALID, field, x->stride, 1, "%s has stride %lld; entries lie 1 or more apart", field, (long long)x->stride);
     if (reaches_out(x->stride, x->count > 1 ? x->count : 1))

@@ -18,7 +18,7 @@ typedef struct fv__view {
 
 #define FV__ANY (-1)
 
-/* Checks `t` (named `field`): present, `ndim` axes of the extents in `shape` (FV__ANY: any, and then >= 0), last axis contiguous, dtype `dtype`
+/* Checks `t` (named `field`): present, aligned to its elements, `ndim` axes of the extents in `shape` (FV__ANY: any, and then >= 0), last axis contiguous, dtype `dtype`
  * (t->dtype NULL or equal). shape[ndim - 1] is the width. */
 fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype, int ndim, const int64_t *shape, fv__view *out,
                           fv_error *err);
@@ -26,6 +26,9 @@ fv_status fv__tensor_view(const fv_tensor *t, const char *field, fv__dtype dtype
 /* The type and the width of the block scales of rows of `dim` elements; int4: `t` is as wide as its groups say. dim is a whole number of groups of 16
  * (fp4_e2m1) or 32 (int4). */
 fv_status fv__block_scale_shape(const fv_tensor *t, const char *field, fv__dtype type, int32_t dim, fv__dtype *scale, int32_t *width, fv_error *err);
+
+/* Elements of `bytes` bytes (a power of two) must lie at multiples of that: kernels load them as such. */
+fv_status fv__aligned_check(const void *data, int64_t bytes, const char *field, fv_error *err);
 
 /* What a call writes: its rows (of the last axis) may not overlap. Absent is fine. */
 fv_status fv__tensor_written(const fv_tensor *t, const char *field, fv_error *err);
@@ -39,7 +42,7 @@ static inline int64_t fv__index_at(const fv_index *x, int64_t i)
 /* With a pointer but no type it is given, and fv__index_check refuses it. */
 static inline bool fv__index_given(const fv_index *x) { return x->type != FV_INDEX_NONE || x->host || x->device; }
 
-/* Type, stride, count (>= `count` entries; exactly when `exact`), a host pointer when `host`. */
+/* Type, alignment, stride, count (>= `count` entries; exactly when `exact`), a host pointer when `host`. */
 fv_status fv__index_check(const fv_index *x, const char *field, int64_t count, bool exact, bool host, fv_error *err);
 
 #endif

@@ -421,6 +421,96 @@ static void bent_batches_are_refused(void **state)
     fv_plan_destroy(&plan);
 }
 
+/* Whatever an update fails of, the plan holds no step. */
+static void a_failed_update_drops_the_step(void **state)
+{
+    world *w = *state;
+    fv_plan *plan = plan_of(w, NULL, 0, limits_of());
+    csr c = { 0 };
+    add_request(&c, 2, 20, (int32_t[]){ 1, 2 }, 2);
+    const fv_batch b = batch_of(&c);
+    const fv_tensors t = tensors_of(w);
+    run_ok(w, plan, &b);
+    assert_int_equal(fv_plan_update(plan, NULL, NULL, NULL, &w->err), FV_E_INVALID);
+    assert_string_equal(w->err.field, "batch");
+    assert_int_equal(fv_run(plan, &t, NULL, &w->err), FV_E_INVALID);
+    assert_says(&w->err, "holds no step");
+    run_ok(w, plan, &b);
+    fv_plan_destroy(&plan);
+}
+
+/* Segments that begin where no memory is; sums of what is given must not overflow on the way to the refusal. */
+static void segments_out_of_reach(void **state)
+{
+    world *w = *state;
+    fv_plan_desc limits = limits_of();
+    limits.max_segments = 4;
+    fv_plan *plan = plan_of(w, NULL, 0, limits);
+    static int32_t rows[2] = { 0, 4 }, lengths[1] = { 20 }, ids[2] = { 1, 2 };
+    for (int paged = 0; paged < 2; paged++) {
+        const fv_segment s = { .num_rows = 4, .first_page = INT64_MAX, .num_pages = paged ? 2 : 0, .num_keys = 20 };
+        fv_batch b = { .num_requests = 1, .rows = fv_i32(rows, 2), .lengths = fv_i32(lengths, 1), .segments = &s, .num_segments = 1 };
+        if (paged) b.pages = (fv_pages){ .page_size = PAGE, .num_pages = POOL, .ids = fv_i32(ids, 2) };
+        else b.kv_indptr = fv_i32(lengths, 1);
+        assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+        assert_int_equal(w->err.value, INT64_MAX);
+        assert_says(&w->err, paged ? "2 pages from entry 9223372036854775807 on" : "first_page");
+    }
+    fv_plan_destroy(&plan);
+}
+
+/* Pointers between two elements are refused, in tensors and in arrays. */
+static void misaligned_memory_is_refused(void **state)
+{
+    world *w = *state;
+    fv_plan *plan = plan_of(w, NULL, 0, limits_of());
+    csr c = { 0 };
+    add_request(&c, 3, 20, (int32_t[]){ 1, 2 }, 2);
+    const fv_batch good = batch_of(&c);
+    const struct { size_t at; const char *field; } tensors[] = {
+        { offsetof(fv_tensors, q), "tensors.q" }, { offsetof(fv_tensors, k), "tensors.k" }, { offsetof(fv_tensors, v), "tensors.v" },
+        { offsetof(fv_tensors, o), "tensors.o" }, { offsetof(fv_tensors, lse), "tensors.lse" },
+    }, arrays[] = {
+        { offsetof(fv_batch, rows), "batch.rows" }, { offsetof(fv_batch, lengths), "batch.lengths" },
+        { offsetof(fv_batch, pages.indptr), "batch.pages.indptr" }, { offsetof(fv_batch, pages.ids), "batch.pages.ids" },
+    };
+    assert_int_equal(fv_plan_update(plan, NULL, &good, NULL, &w->err), FV_OK);
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        fv_tensors t = tensors_of(w);
+        fv_tensor *bent = (fv_tensor *)((char *)&t + tensors[i].at);
+        assert_non_null(bent->data);
+        bent->data = (char *)bent->data + 1;
+        assert_int_equal(fv_run(plan, &t, NULL, &w->err), FV_E_INVALID);
+        assert_string_equal(w->err.field, tensors[i].field);
+        assert_says(&w->err, "aligned");
+    }
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        fv_batch b = good;
+        fv_index *bent = (fv_index *)((char *)&b + arrays[i].at);
+        bent->host = (const char *)bent->host + 2;
+        assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+        assert_string_equal(w->err.field, arrays[i].field);
+        assert_says(&w->err, "aligned");
+    }
+    fv_plan_destroy(&plan);
+
+    fv_plan_desc limits = limits_of();
+    limits.max_segments = 4;
+    plan = plan_of(w, NULL, 0, limits);
+    static const int32_t list[4] = { 0, 1, 2, 3 }, *const between = (const void *)((const char *)list + 2);
+    for (int i = 0; i < 2; i++) {
+        const fv_segment s = { .num_rows = i ? 3 : 2, .rows = i ? NULL : between, .num_pages = 2, .num_keys = 20, .page_positions = i ? between : NULL };
+        fv_batch b = good;
+        b.segments = &s;
+        b.num_segments = 1;
+        b.pages.indptr = (fv_index){ 0 };
+        assert_int_equal(fv_plan_update(plan, NULL, &b, NULL, &w->err), FV_E_INVALID);
+        assert_string_equal(w->err.field, i ? "batch.segments[0].page_positions" : "batch.segments[0].rows");
+        assert_says(&w->err, "aligned");
+    }
+    fv_plan_destroy(&plan);
+}
+
 static void s058_mask_of_the_wrong_size(void **state)
 {
     world *w = *state;
@@ -920,6 +1010,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(wrong_tensors_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bent_tensors_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(bent_batches_are_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_failed_update_drops_the_step, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(segments_out_of_reach, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(misaligned_memory_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tiled_pages_are_pages, set_up, tear_down),
         cmocka_unit_test_setup_teardown(tiled_pages_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s058_mask_of_the_wrong_size, set_up, tear_down),

@@ -215,6 +215,8 @@ static void norms_refused(void **state)
     INVALID(fv_rmsnorm(NULL, &good, NULL, &err), "ctx", "NULL");
     INVALID(fv_rmsnorm(levels[0], NULL, NULL, &err), "desc", "NULL");
     BAD(d.x.data = NULL, "desc.x", "missing");
+    BAD(d.x.data = (char *)x + 2, "desc.x", "aligned");
+    BAD(d.weight.data = (char *)w + 1, "desc.weight", "aligned");
     BAD(d.x.dtype = "int8", "desc.x", "f32, f16 or bf16");
     BAD(d.x.dtype = "f64", "desc.x", "f64");
     BAD(d.x.ndim = 1, "desc.x", "1 axes");
@@ -639,6 +641,11 @@ static void filters_refused(void **state)
     INVALID(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "i32 or i64");
     param.dtype = "i32";
     INVALID(fv_top_p_renorm(c, &t, &array, &t, NULL, &err), "p", "f32");
+    param.dtype = "f32";
+    param.data = (char *)x + 3;
+    INVALID(fv_top_p_renorm(c, &t, &array, &t, NULL, &err), "p", "aligned");
+    param.dtype = "i32";
+    param.data = x;
     param.shape[0] = 3;
     INVALID(fv_top_k_mask(c, &t, &array, &t, NULL, &err), "k", "3");
     one.reserved = 1;
@@ -882,6 +889,7 @@ static void samples_refused(void **state)
     BAD(d.ids.shape[0] = 3, "desc.ids", "3");
     BAD(d.ids.dtype = "f32", "desc.ids", "i32 or i64");
     BAD(d.ids.ndim = 2, "desc.ids", "2 axes");
+    BAD(d.ids.data = (char *)ids + 1, "desc.ids", "aligned");
     BAD(d.x.dtype = NULL, "desc.x", "NULL");
     BAD(d.filters = 16, "desc.filters", "16");
     BAD(d.filters = FV_TOP_K_FIRST | FV_TOP_K, "desc.filters", "FV_TOP_K_FIRST");

@@ -195,6 +195,7 @@ FV_API fv_status fv_info(fv_ctx *ctx, const char *format, char *buffer, size_t s
 
 /* A view of memory: element [i0, i1, ...] is at data + sum(i * stride) elements. An axis of extent 1 has no stride that matters. The last
  * axis must be contiguous (stride 1). Element types narrower than a byte count strides in elements, two per byte, low half first.
+ * data is aligned to its element (4 bytes for "f32"; FV_E_INVALID else), and so is every array of numbers that a call takes.
  * dtype: "f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1", "int4"; for arguments also "i32", "i64", "u8", "b1" (bits, low first).
  * dtype NULL: the one that the problem names. data NULL: absent. ndim counts literally. */
 typedef struct fv_tensor {
@@ -210,7 +211,8 @@ typedef struct fv_tensor {
 typedef enum fv_index_type { FV_INDEX_NONE = 0, FV_INDEX_I32 = 1, FV_INDEX_I64 = 2 } fv_index_type;
 
 /* An array of integers on the host, on the device, or on both. On the CPU only `host` counts. On a GPU, `host` values plan the work
- * (they may be upper bounds of the device's lengths) and `device` values, where given, are what kernels read. */
+ * (they may be upper bounds of the device's lengths) and `device` values, where given, are what kernels read. Both are aligned to
+ * their entries, 4 or 8 bytes (FV_E_INVALID else). */
 typedef struct fv_index {
     const void *host;
     const void *device;

@@ -52,6 +52,10 @@ def test_paged_attention(module, context, rng, variants, cap, left):
         want, want_lse = attend(q[mine], keys, values, causal=True, window_left=left, cap=cap)
         np.testing.assert_allclose(o[mine], want, atol=2e-5)
         np.testing.assert_allclose(lse[mine] * np.log2(np.e), want_lse, atol=2e-5)
+    with pytest.raises(Exception, match="rows"):                          # whatever an update fails of, the plan holds no step
+        module.fv_plan_update(plan, 7, *tensors(lengths), None, 4, 7, *tensors(indptr, ids))
+    with pytest.raises(Exception, match="holds no step"):
+        module.fv_run(plan, *tensors(q, k, v, o, lse))
     module.fv_plan_destroy(plan)
 
 
