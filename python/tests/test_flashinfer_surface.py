@@ -410,3 +410,184 @@ def test_imports():
              "from flashinfer.cutile.cutile_common import is_cuda_tile_available", "from flashinfer.cute_dsl.utils import is_cute_dsl_available",
              "assert not is_cuda_tile_available() and not is_cute_dsl_available()")
     subprocess.run([sys.executable, "-c", "import foveal.flashinfer as f; f.install()\n" + "\n".join(lines)], check=True)
+
+
+# ---- options of a run ----
+
+
+def pod_run(table, cache, q):
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace())
+    wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, rope_theta=5e3)
+    k = torch.randn(9, KV_HEADS, DIM).half()
+    return wrapper, lambda q=q, **options: wrapper.run(q[:2], k, k, q, cache, return_lse_d=True, **options)[1]
+
+
+def unified_run(table, cache, q):
+    wrapper = flashinfer.BatchAttention(device="cpu")
+    wrapper.plan(ints(0, 1, 2, 3), *table[:2], ints(*LENGTHS), HEADS, KV_HEADS, DIM, DIM, PAGE, causal=True, q_data_type=torch.float16, kv_data_type=torch.float16)
+    return wrapper, lambda q=q, **options: wrapper.run(q, cache, **options)
+
+
+def sink_run(make, *rows):
+    def made_run(table, cache, q):
+        wrapper = make(workspace())
+        wrapper.plan(*rows, *table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.float16)
+        return wrapper, lambda q=q, sm_scale=None, **options: wrapper.run(q, cache, torch.zeros(HEADS), sm_scale, return_lse=True, **options)
+    return made_run
+
+
+def ragged_sink_run(table, cache, q):
+    indptr, ids, last = table
+    k, v = ([torch.cat([cache[ids[a:b].long(), i].reshape(-1, KV_HEADS, DIM)[:n] for a, b, n in zip(indptr, indptr[1:], LENGTHS)]) for i in (0, 1)])
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), **JIT_SINK)
+    wrapper.plan(ints(0, 1, 2, 3), ints(0, 37, 42, 106), HEADS, KV_HEADS, DIM, causal=True)
+    return wrapper, lambda q=q, sm_scale=None, **options: wrapper.run(q, k, v, torch.zeros(HEADS), sm_scale, return_lse=True, **options)
+
+
+JIT_SINK = dict(jit_args=[None] * 11 + ["AttentionSink", "text"], jit_kwargs={})
+ROWS = ints(0, 1, 2, 3)
+RUNS_WITH_OPTIONS = {
+    "pod": (pod_run, [(dict(sm_scale_d=0.3), dict(scale=0.3)), (dict(sm_scale_d=torch.tensor(0.4)), dict(scale=0.4)), (dict(window_left_d=3), dict(window_left=3)),
+                      (dict(pos_encoding_mode_d="ALIBI"), None), (dict(pos_encoding_mode_d="ROPE_LLAMA", rope_scale_d=2.0), None)]),
+    "unified": (unified_run, [(dict(logits_soft_cap=3.0), dict(cap=3.0)), (dict(logits_soft_cap=0.5), dict(cap=0.5))]),
+    "sink prefill": (sink_run(flashinfer.BatchAttentionWithAttentionSinkWrapper, ROWS), [(dict(sm_scale=1.0), dict(scale=1.0)), (dict(sm_scale=0.2), dict(scale=0.2))]),
+    "sink decode": (sink_run(flashinfer.BatchDecodeWithAttentionSinkWrapper), [(dict(sm_scale=1.0), dict(scale=1.0))]),
+    "jit prefill": (sink_run(lambda x: flashinfer.BatchPrefillWithPagedKVCacheWrapper(x, **JIT_SINK), ROWS), [(dict(sm_scale=1.0), dict(scale=1.0))]),
+    "jit decode": (sink_run(lambda x: flashinfer.BatchDecodeWithPagedKVCacheWrapper(x, **JIT_SINK)), [(dict(sm_scale=1.0), dict(scale=1.0))]),
+    "jit ragged": (ragged_sink_run, [(dict(sm_scale=1.0), dict(scale=1.0))]),
+}
+
+
+def equal(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("kind", RUNS_WITH_OPTIONS)
+def test_options_of_a_run_are_of_that_run(device, kind):
+    """They hold for one run, whether it succeeds or not; the ones after it have what was planned."""
+    make, cases = RUNS_WITH_OPTIONS[kind]
+    table, cache, k, v = made()
+    q = torch.randn(3, HEADS, DIM).half()
+    _, run = make(table, cache, q)
+    plain = run()
+    for options, words in cases:
+        out, lse = run(**options)
+        assert not torch.equal(lse, plain[1])
+        assert equal(run(), plain)
+        for r in range(3 if words else 0):
+            want, want_lse = attend(q[r:r + 1], k[r], v[r], sinks=None if kind in ("pod", "unified") else torch.zeros(HEADS), **words)
+            close(out[r:r + 1], want, "float16")
+            lse_close(lse[r:r + 1], want_lse)
+        with pytest.raises(ValueError):
+            run(q=q[:, :2], **options)
+        assert equal(run(), plain)
+        assert equal(run(**options), (out, lse))
+
+
+@pytest.mark.parametrize("mode", ["ALIBI", "ROPE_LLAMA"])
+def test_positions_told_by_a_run_are_as_if_planned(device, mode):
+    """The log-sum-exp included, which counts ALiBi from a row's index."""
+    table, cache, _, _ = made()
+    q = torch.randn(3, HEADS, DIM).half()
+    made_by_run = pod_run(table, cache, q)[1](pos_encoding_mode_d=mode)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=True)
+    wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, pos_encoding_mode=mode, rope_theta=5e3)
+    assert equal(made_by_run, wrapper.run(q, cache, return_lse=True))
+
+
+@pytest.mark.parametrize("kind", ["prefill", "ragged", "blocks"])
+def test_alibi_told_by_forward_is_as_if_planned(device, kind):
+    """The log-sum-exp included; what forward() says stays, as upstream's."""
+    table, cache, _, _ = made()
+    q, k = torch.randn(32, HEADS, DIM).half(), torch.randn(64, KV_HEADS, DIM).half()
+    if kind == "prefill":
+        wrapper, given, plan = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()), (q, cache), (ints(0, 20, 21, 32), *table, HEADS, KV_HEADS, DIM, PAGE)
+    elif kind == "ragged":
+        wrapper, given, plan = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace()), (q, k, k), (ints(0, 10, 32), ints(0, 24, 64), HEADS, KV_HEADS, DIM)
+    else:
+        wrapper, given, plan = flashinfer.BlockSparseAttentionWrapper(workspace()), (q, k, k), (ints(0, 2, 3), ints(0, 3, 1), 32, 64, 16, 16, HEADS, KV_HEADS, DIM)
+    wrapper.plan(*plan)
+    wrapper.forward(*given, pos_encoding_mode="ALIBI")
+    told = wrapper.run(*given, return_lse=True)
+    wrapper.plan(*plan, pos_encoding_mode="ALIBI")
+    assert equal(told, wrapper.run(*given, return_lse=True))
+
+
+def test_forward_of_variable_blocks_refuses_alibi(device):
+    wrapper = flashinfer.VariableBlockSparseAttentionWrapper(workspace())
+    wrapper.plan(torch.ones(1, 1, 1, dtype=torch.bool), ints(4)[None], ints(4)[None], 1, 1, DIM)
+    q = torch.randn(1, 4, DIM).half()
+    before = wrapper.run(q, q, q)
+    with pytest.raises(NotImplementedError, match="ALIBI"):
+        wrapper.forward(q, q, q, pos_encoding_mode="ALIBI")
+    assert torch.equal(wrapper.run(q, q, q), before)
+
+
+def test_causal_of_batch_pods_is_of_that_run(device):
+    table, cache, k, v = made()
+    q = torch.randn(6, HEADS, DIM).half()
+    pod = flashinfer.BatchPODWithPagedKVCacheWrapper(workspace())
+    pod.plan(ints(0, 2, 4, 6), *table, ints(0, 1, 2, 3), *table, HEADS, KV_HEADS, DIM, PAGE)
+    for causal in (True, False, True):
+        with pytest.raises(ValueError):
+            pod.run(q[:5], cache, q[:3], cache, causal_p=causal)
+        out = pod.run(q, cache, q[:3], cache, causal_p=causal)[0]
+        for r in range(3):
+            close(out[2 * r:2 * r + 2], attend(q[2 * r:2 * r + 2], k[r], v[r], causal=causal)[0], "float16")
+
+
+@pytest.mark.parametrize("base, layout", [("ln", "NH"), ("log2", "HN")])
+def test_scale_of_a_run_with_another_lse(device, base, layout):
+    """A run that goes through another one keeps its options."""
+    table, cache, k, v = made()
+    q, sink = torch.randn(3, HEADS, DIM).half(), torch.randn(HEADS)
+    wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(workspace())
+    wrapper.plan(ROWS, *table, HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.float16)
+    out, lse = wrapper.run(q, cache, sink, 0.3, return_lse=True, lse_base=base, lse_layout=layout)
+    for r in range(3):
+        want, want_lse = attend(q[r:r + 1], k[r], v[r], sinks=sink, scale=0.3)
+        close(out[r:r + 1], want, "float16")
+        lse_close((lse if layout == "NH" else lse.T)[r:r + 1] / (math.log(2) if base == "ln" else 1), want_lse)
+
+
+@pytest.mark.parametrize("kind", RUNS_WITH_OPTIONS)
+def test_equal_runs_plan_nothing(device, kind, monkeypatch):
+    """Runs of a plan plan again only where they say something else than the one before; a scale that is the planned one is nothing else."""
+    make, cases = RUNS_WITH_OPTIONS[kind]
+    table, cache, _, _ = made()
+    wrapper, run = make(table, cache, torch.randn(3, HEADS, DIM).half())
+    attention, planned = getattr(wrapper, "_decode", wrapper)._attention, []
+    apply = attention._apply
+    monkeypatch.setattr(attention, "_apply", lambda: (planned.append(1), apply()))
+    run()
+    del planned[:]
+    name = next(iter(cases[0][0]))
+    for options in ({}, {name: DIM ** -0.5} if "scale" in name else {}, *(case[0] for case in cases), {}):
+        before = len(planned)
+        run(**options)
+        assert len(planned) - before <= 1
+        before = len(planned)
+        run(**options)
+        run(**options)
+        assert len(planned) == before
+    assert len(planned) == len(cases) + 1       # each of the cases, and back
+
+
+def test_options_that_were_refused(device, monkeypatch):
+    """What cannot be planned is refused each time, and leaves the plan as it was."""
+    table, cache, _, _ = made()
+    wrapper, run = unified_run(table, cache, torch.randn(3, HEADS, DIM).half())
+    plain, make = run(), wrapper._attention._make
+
+    def refuse(*args):
+        raise NotImplementedError("no such plan")
+
+    monkeypatch.setattr(wrapper._attention, "_make", refuse)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match="no such plan"):
+            run(logits_soft_cap=3.0)
+        with pytest.raises(NotImplementedError, match="no such plan"):
+            run(logits_soft_cap=3.0)
+        assert equal(run(), plain)
+    monkeypatch.setattr(wrapper._attention, "_make", make)
+    assert not equal(run(logits_soft_cap=3.0), plain)

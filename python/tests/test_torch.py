@@ -334,6 +334,23 @@ def test_wrappers_compile(device, rng, kind):
     assert counter.frame_count == 1
 
 
+def test_options_of_a_run_compile(device):
+    """A run's own options, once it has run eagerly, and a run of what was planned after it."""
+    import foveal.flashinfer as flashinfer
+
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    place, cache, d, sink = torch.zeros(64, dtype=torch.uint8, device=device), draw(device, 8, 2, 4, 2, 16), draw(device, 2, 4, 16), draw(device, 4)
+    k, table = draw(device, 9, 2, 16), (ints(0, 1, 3), ints(2, 0, 1), ints(3, 2), 4, 2, 16, 4)
+    sinks, pod = flashinfer.BatchDecodeWithAttentionSinkWrapper(place), flashinfer.PODWithPagedKVCacheWrapper(place)
+    for wrapper in (sinks, pod):
+        wrapper.plan(*table, q_data_type=torch.float32)
+    for run, plain in ((lambda d: sinks.run(d, cache, sink, 0.7), lambda d: sinks.run(d, cache, sink)),
+                       (lambda d: pod.run(d, k, k, d, cache, sm_scale_d=0.7)[1], lambda d: pod.run(d, k, k, d, cache)[1])):
+        before, want = plain(d), run(d)
+        torch.testing.assert_close(torch.compile(run, backend="aot_eager", fullgraph=True)(d), want)
+        assert torch.equal(plain(d), before) and not torch.equal(before, want)
+
+
 def test_wrappers_compile_once_for_any_rows(device):
     """Steps of other sizes that fit the plan run in the graph of the second size; a wrong one is refused by the operator."""
     import foveal.flashinfer as flashinfer
@@ -386,6 +403,18 @@ def test_singles_and_pod_compile(device):
     pod = torch.compile(lambda q, d: [2 * x for x in wrapper.run(q, k, v, d, cache, causal_p=True)], backend="aot_eager", fullgraph=True)
     for made, want in zip(pod(q, d), wrapper.run(q, k, v, d, cache, causal_p=True)):
         torch.testing.assert_close(made, 2 * want)
+
+
+def test_functions_that_plan_in_each_call_break_graphs(device):
+    """torch.compile calls them between its graphs; fullgraph=True refuses them."""
+    import foveal.flashinfer as flashinfer
+
+    ints = lambda *x: torch.tensor(x, dtype=torch.int32, device=device)
+    q, k, rows, keys = draw(device, 5, 4, 16), draw(device, 9, 2, 16), ints(0, 2, 5), ints(0, 4, 9)
+    step = lambda q: flashinfer.fmha_varlen(q * 2, k, k, rows, keys)[0] * 2
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(step, backend="aot_eager", fullgraph=True)(q)
+    torch.testing.assert_close(torch.compile(step, backend="aot_eager")(q), step(q))
 
 
 def test_companions_compile(device):

@@ -94,9 +94,14 @@ def _kind(spec, extras):
 _WORDS = (type(None), bool, int, float, str)
 
 
+def plain_words(words):
+    """FlashInfer's words with Python's numbers; they may be of any library."""
+    return {name: x if type(x) in _WORDS else float(x) for name, x in words.items()}
+
+
 def make_spec(*types_and_sizes, **words):
-    """FlashInfer's words as a Spec, made once for each choice of them: the arguments of _spec. Numbers may be of any library."""
-    return _spec(*types_and_sizes, **{name: x if type(x) in _WORDS else float(x) for name, x in words.items()})
+    """FlashInfer's words as a Spec, made once for each choice of them: the arguments of _spec."""
+    return _spec(*types_and_sizes, **plain_words(words))
 
 
 @functools.lru_cache(maxsize=256)
@@ -183,7 +188,8 @@ class Attention:
         self.plan = None            # the one that a run uses
         self.handle = None          # and its handle
         self.frozen = None          # Need: maxima of a captured graph
-        self.spec = None
+        self.spec = None            # what the plan is ready for
+        self.planned = None         # what a run without options of its own has
         self.extras = Extras()
         self.batch = None
         self.need = None
@@ -195,6 +201,7 @@ class Attention:
 
     def update(self, spec, batch, need, mode=Mode(), stream=None):
         """Plans a step."""
+        self.planned = spec
         self.spec, self.batch, self.need, self.mode, self.stream = spec, batch, need, mode, stream
         self._apply()
 
@@ -204,9 +211,15 @@ class Attention:
         self._apply()
 
     def with_spec(self, spec):
-        if spec != self.spec:
-            self.spec = spec
+        """Plans the step again where the next run has another spec than the one before. What is refused is asked for again by the next run."""
+        old, self.spec = self.spec, spec
+        if spec == old:
+            return
+        try:
             self._apply()
+        except BaseException:
+            self.spec = None
+            raise
 
     def _apply(self):
         told = self.spec, self.extras, self.mode

@@ -43,20 +43,15 @@ class BatchAttention(_PagedWrapper):
         check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=page_size)
         rows, indptr, lengths = _offsets(qo_indptr, "qo_indptr"), _offsets(kv_indptr, "kv_indptr"), arrays.host_ints(kv_len_arr, "kv_len_arr")
         self._types = self._set_dtypes(q_data_type, kv_data_type, None)
-        spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
-                                    logits_soft_cap=logits_soft_cap))
-        self._soft_cap = logits_soft_cap if logits_soft_cap is not None and logits_soft_cap > 0 else 0.0
+        spec = self._plan_spec(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal,
+                               logits_soft_cap=logits_soft_cap)
         self._update(spec, rows, indptr, lengths, kv_indices, page_size, core.Mode())
 
     def run(self, q, kv_cache, out=None, lse=None, k_scale=None, v_scale=None, logits_soft_cap=0.0, profiler_buffer=None, kv_cache_sf=None):
-        """One layer. Returns (out, lse), lse in base 2. logits_soft_cap: 0 takes the planned one."""
+        """One layer. Returns (out, lse), lse in base 2. logits_soft_cap: of this run, 0 takes the planned one."""
         self._planned()
-        if logits_soft_cap and logits_soft_cap > 0 and logits_soft_cap != self._soft_cap:
-            self._soft_cap = logits_soft_cap
-            self._respec(logits_soft_cap=logits_soft_cap)
-        if core.rows_differ(q, self):
-            raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total})")
-        return self._run_paged(q, kv_cache, kv_cache_sf=kv_cache_sf, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=True)
+        own = {"logits_soft_cap": float(logits_soft_cap)} if logits_soft_cap and logits_soft_cap > 0 else None
+        return self._run_paged(q, kv_cache, own, kv_cache_sf=kv_cache_sf, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=True)
 
 
 class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper):
@@ -67,11 +62,11 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
                  use_fp16_qk_reduction=False, q_data_type="bfloat16", kv_data_type="bfloat16", head_dim_qk=128, head_dim_vo=128, window_left=-1):
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf,
                          custom_mask_buf, mask_indptr_buf, backend)
+        self._jit_sink = True
 
     def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, sinks=None, **options):
-        """One layer: sink [heads] float32, in score units. Options are the prefill wrapper's."""
-        self._rescale(sm_scale)
-        return super().run(q, paged_kv_cache, sinks=sinks if sink is None else sink, **options)
+        """One layer: sink [heads] float32, in score units; sm_scale of this run, None takes the planned one. Options are the prefill wrapper's."""
+        return super().run(q, paged_kv_cache, sink, sm_scale, sinks=sinks, **options)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
@@ -82,6 +77,7 @@ class BatchDecodeWithAttentionSinkWrapper(BatchDecodeWithPagedKVCacheWrapper):
     def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto", q_data_type="bfloat16", kv_data_type="bfloat16", head_dim_qk=128, head_dim_vo=128,
                  window_left=-1, **options):
         super().__init__(float_workspace_buffer, kv_layout, use_tensor_cores=True, backend=backend, **options)
+        self._jit_sink = True
 
     def plan(self, *args, **options):
         """As the decode wrapper's, without an encoding of positions."""
@@ -92,9 +88,8 @@ class BatchDecodeWithAttentionSinkWrapper(BatchDecodeWithPagedKVCacheWrapper):
     begin_forward = plan
 
     def run(self, q, paged_kv_cache, sink=None, sm_scale=None, *, sinks=None, **options):
-        """One layer: sink [heads] float32, in score units. Options are the decode wrapper's."""
-        self._rescale(sm_scale)
-        return super().run(q, paged_kv_cache, sinks=sinks if sink is None else sink, **options)
+        """One layer: sink [heads] float32, in score units; sm_scale of this run, None takes the planned one. Options are the decode wrapper's."""
+        return super().run(q, paged_kv_cache, sink, sm_scale, sinks=sinks, **options)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

@@ -136,8 +136,8 @@ class MultiLevelCascadeAttentionWrapper(_Wrapper):
         segments = {name: np.concatenate(x).astype(np.int64) for name, x in columns.items()}
         ids = self._one_list([arrays.index(x, slice(int(arrays.host_ints(p)[-1]))) for x, p in zip(indices_arr, indptr_arr)])
         self._types = self._set_dtypes(q_type, kv_type, None)
-        spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
-                                    logits_soft_cap=cap))
+        spec = self._plan_spec(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
+                               logits_soft_cap=cap)
         batch = dict(rows=[0, total], row_positions=positions.astype(np.int32), page_size=page_size,
                      page_ids=ids if self._device == "cpu" else (None, ids), segments=segments)
         need = core.Need(1, total, max(tokens, 1), max(entries, 1), len(segments["num_keys"]), total * self._num_levels, self._num_levels)

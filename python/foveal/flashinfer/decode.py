@@ -133,7 +133,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             indices = self._paged_kv_indices_buf
         self._batch_size, self._q_len = n, q_len
         rows = None if q_len == 1 else np.arange(n + 1, dtype=np.int32) * q_len
-        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
+        self._keep_lse_offset(spec, lengths, rows)
         self._update(spec, rows, host, lengths, indices, page_size, mode, last=last)
         self._plan_info = [n, n * q_len, 0, 16] + [0] * 11
 
@@ -151,50 +151,52 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
             kv_data_type = data_type if kv_data_type is None else kv_data_type
         self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
         self._window_left, self._sm_scale, self._logits_soft_cap = window_left, sm_scale, logits_soft_cap
-        spec = self._make_spec(dict(
+        spec = self._plan_spec(
             num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=q_len > 1, window_left=window_left,
-            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta))
+            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
         return spec, core.split_mode(q_len == 1, fixed_split_size, disable_split_kv, page_size)
 
     def _plan_from_module(self, *args):
         """What an engine's own fast plan calls on the module: offsets on the host; the data already lies in the buffers."""
-        told, again = dict(self._told), self._again
+        again = self._again
         host = arrays.host_ints(args[4] if len(args) >= 16 else args[3])
         if len(args) >= 16:
             lengths = arrays.host_ints(args[5])
         else:
             page_size = args[7]
             lengths = core.paged_lengths(host, 1 if page_size == 1 else arrays.host_ints(self._paged_kv_last_page_len_buf), page_size)
-        spec = self._make_spec(told)
+        spec = self._make_spec(self._told)
         rows = None if self._q_len == 1 else np.arange(len(host), dtype=np.int32) * self._q_len
         self._batch_size = len(host) - 1
         self._update(spec, rows, host, lengths, self._paged_kv_indices_buf, again[5], again[6])
         return self._plan_info
 
+    def _wrong_rows(self, q):
+        return f"q has {q.shape[0]} rows; expected batch_size * q_len_per_req = {self._batch_size} * {self._q_len}"
+
     def run(self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False, enable_pdl=None, window_left=None,
             sinks=None, q_len_per_req=None, skip_softmax_threshold_scale_factor=None, kv_cache_sf=None):
         """One layer: q [batch * q_len_per_req, heads, dim]; the cache as for the prefill wrapper. Returns out, and lse in base 2 with return_lse."""
         self._planned()
-        if core.rows_differ(q, self):
-            raise ValueError(f"q has {q.shape[0]} rows; expected batch_size * q_len_per_req = {self._batch_size} * {self._q_len}")
         if window_left is not None and window_left != self._window_left:
             raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")
         if not self._use_tensor_cores and isinstance(paged_kv_cache, (tuple, list)):
             k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout)
             if arrays.strides_of(k) != arrays.strides_of(v) and k.shape == v.shape:
                 raise ValueError("k and v must have identical strides with use_tensor_cores=False")
+        own = None
         if self._jit_sink and args:
-            sinks, args = self._take_sink(args), ()
+            (sinks, own), args = self._sink_arguments(args, sinks), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
-        return self._run_paged(q, paged_kv_cache, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
+        return self._run_paged(q, paged_kv_cache, own, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
                                return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
     def forward(self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, window_left=-1, logits_soft_cap=None,
                 sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run() with the options of plan() said again."""
+        """Deprecated: run() with the options of plan() said again. As upstream's, they stay for later runs, until the next plan()."""
         self._planned()
         self._respec(pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale, rope_scale=rope_scale,
                      rope_theta=rope_theta)
@@ -202,7 +204,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
 
     def forward_return_lse(self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, window_left=-1, logits_soft_cap=None,
                            sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run_return_lse() with the options of plan() said again."""
+        """Deprecated: run_return_lse() with the options of plan() said again, which stay as forward()'s do."""
         self._planned()
         self._respec(pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale, rope_scale=rope_scale,
                      rope_theta=rope_theta)

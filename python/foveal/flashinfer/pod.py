@@ -4,6 +4,7 @@
 import numpy as np
 
 from . import _arrays as arrays
+from . import _core as core
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import BatchPrefillWithPagedKVCacheWrapper, single_prefill_with_kv_cache
 
@@ -52,8 +53,9 @@ class PODWithPagedKVCacheWrapper:
             pos_encoding_mode_p="NONE", sm_scale_p=None, window_left_p=-1, rope_scale_p=None, rope_theta_p=None, return_lse_p=False, custom_mask_d=None,
             packed_custom_mask_d=None, causal_d=False, kv_layout_d="NHD", pos_encoding_mode_d="NONE", sm_scale_d=None, window_left_d=-1, rope_scale_d=None,
             rope_theta_d=None, q_scale=None, k_scale=None, v_scale=None, return_lse_d=False, use_fp16_qk_reduction=False, enable_pdl=None, *args):
-        """One layer of both. custom_mask_d: bool, the keys of each decode request one after another; packed_custom_mask_d: its bits, low first, each request from a
-        byte border. Returns (out of the prefill, out of the decode), each with its lse where asked for."""
+        """One layer of both. Options that end in _d are the decode part's in this run, instead of the planned ones. custom_mask_d: bool, the keys of each decode
+        request one after another; packed_custom_mask_d: its bits, low first, each request from a byte border. Returns (out of the prefill, out of the decode),
+        each with its lse where asked for."""
         prefill = single_prefill_with_kv_cache(
             q_p, k_p, v_p, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p, kv_layout=kv_layout_p,
             pos_encoding_mode=pos_encoding_mode_p, sm_scale=sm_scale_p, window_left=window_left_p, rope_scale=rope_scale_p, rope_theta=rope_theta_p,
@@ -70,13 +72,11 @@ class PODWithPagedKVCacheWrapper:
         if rope_theta_d is not None:
             changes["rope_theta"] = rope_theta_d
         options = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse_d)
+        self._decode._planned()
         if custom_mask_d is not None or packed_custom_mask_d is not None:
-            self._decode._planned()
             masks = dict(custom_mask=custom_mask_d, packed_custom_mask=packed_custom_mask_d)
             return prefill, self._run_masked(q_d, paged_kv_cache_d, changes, masks, **options)
-        if changes:
-            self._decode._respec(**changes)
-        return prefill, self._decode.run(q_d, paged_kv_cache_d, **options)
+        return prefill, self._decode._run_paged(q_d, paged_kv_cache_d, core.plain_words(changes), **options)
 
     forward = run
 
@@ -125,14 +125,13 @@ class BatchPODWithPagedKVCacheWrapper:
         of the decode), or a pair of (out, lse)."""
         self._prefill._planned()
         masked = custom_mask_p is not None or packed_custom_mask_p is not None
-        changed, self._causal = causal_p != self._causal, causal_p
+        self._causal = causal_p
         if masked or self._masked:              # a mask belongs to a plan; the run after it goes back
             self._masked = masked
             self._plan_prefill(custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p)
-        elif changed:
-            self._prefill._respec(causal=causal_p)
+        own = None if causal_p == self._prefill._causal else {"causal": causal_p}
         scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=return_lse)
-        return self._prefill.run(q_p, paged_kv_cache_p, **scales), self._decode.run(q_d, paged_kv_cache_d, **scales)
+        return self._prefill._run_paged(q_p, paged_kv_cache_p, own, **scales), self._decode.run(q_d, paged_kv_cache_d, **scales)
 
     forward = run
 

@@ -299,6 +299,7 @@ class _Wrapper:
         self._lse_offset = None
         self._use_token_head_sf = False
         self._choice = None         # what the last plan() was told, where the next one is likely to be told the same
+        self._own = (None, None, None)      # what plan() was told, options of a run, and the spec under them
 
     @property
     def is_cuda_graph_enabled(self):
@@ -319,9 +320,9 @@ class _Wrapper:
         """Deprecated: does nothing."""
 
     def _planned(self):
-        if self._attention.spec is None:
+        if self._attention.planned is None:
             raise ValueError("call plan() before run()")
-        return self._attention.spec
+        return self._attention.planned
 
     def _check_query(self, q, k=None):
         spec = self._planned()
@@ -346,19 +347,44 @@ class _Wrapper:
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q_data_type, kv_data_type, o_data_type
         return (o if self._q_dtype.startswith("fp8") else self._q_dtype), self._kv_dtype, o
 
-    def _take_sink(self, args):
-        """The arguments by position of a module with sinks: (sink, sm_scale)."""
+    @staticmethod
+    def _sink_arguments(args, sinks=None):
+        """The arguments by position of a module with sinks, (sink, sm_scale), as the sinks and the options of a run."""
         sink, sm_scale = (tuple(args) + (None, None))[:2]
-        self._rescale(sm_scale)
-        return sink
+        return sinks if sink is None else sink, None if sm_scale is None else {"sm_scale": float(sm_scale)}
 
-    def _rescale(self, sm_scale):
-        """A run that says another scale than the plan."""
-        if sm_scale is not None and not core.same_scale(float(sm_scale), self._planned().scale):
-            self._respec(sm_scale=float(sm_scale))
+    def _take_options(self, own=None):
+        """Plans the step under the options that a run has of its own, or under the planned ones. They hold for that run alone, whether it succeeds or not: each run
+        says what it wants. Going back waits for a run that wants something else, so that equal runs, a captured one among them, plan nothing."""
+        spec = self._spec_under(own) if own else self._attention.planned
+        if spec is not self._attention.spec:
+            self._turn_to(spec)
 
-    def _keep_lse_offset(self, offset):
-        """Where runs read it. It lies still while it has room, for graphs that have captured a run."""
+    def _turn_to(self, spec):
+        self._attention.with_spec(spec)
+        if spec.alibi and self._lse_offset is None:         # plan() was not told of ALiBi
+            self._keep_lse_offset(spec, *self._step_sizes())
+
+    def _spec_under(self, own):
+        """The planned spec with options of a run instead (Python's numbers); the last such spec is kept."""
+        if self._own[0] is not self._told or self._own[1] != own:
+            self._own = self._told, own, self._make_spec(self._told_with(own))
+        return self._own[2]
+
+    def _told_with(self, changes):
+        """What plan() was told, with changes. A scale that is the planned one is none."""
+        told = {**self._told, **changes}
+        if told["sm_scale"] is not None and core.same_scale(float(told["sm_scale"]), self._attention.planned.scale):
+            told["sm_scale"] = self._told["sm_scale"]
+        return told
+
+    def _step_sizes(self):
+        """The keys of each request of the step, and its row offsets."""
+        return self._sizes
+
+    def _keep_lse_offset(self, spec, lengths, rows):
+        """alibi_offset's, where runs read it. It lies still while it has room, for graphs that have captured a run."""
+        self._sizes, offset = (lengths, rows), core.alibi_offset(spec, lengths, rows)
         if offset is None:
             self._lse_offset = None
             return
@@ -369,15 +395,11 @@ class _Wrapper:
             self._lse_offset = offset
 
     def _respec(self, **changes):
-        """A deprecated forward() call says again what plan() was told."""
-        told, self._choice = dict(self._told), None
-        for name, value in changes.items():
-            if name == "sm_scale" and value is not None and core.same_scale(value, self._attention.spec.scale):
-                continue
-            told[name] = value
-        if told["sm_scale"] is None and changes.get("sm_scale") is not None:
-            told["sm_scale"] = changes["sm_scale"]
-        self._attention.with_spec(self._make_spec(told))
+        """A deprecated forward() call says again what plan() was told: from then on that is the plan."""
+        told = self._told_with(changes)
+        spec = self._make_spec(told)
+        self._turn_to(spec)
+        self._told, self._choice, self._attention.planned = told, None, spec
 
     def _decide(self, choice):
         """What _choose makes of what plan() is told beside its tables: again only where that is something else."""
@@ -387,10 +409,13 @@ class _Wrapper:
             self._choice = None if any(hasattr(x, "item") for x in choice) else choice      # arrays may hold another number the next time
         return self._chosen
 
-    def _make_spec(self, told):
+    def _plan_spec(self, **told):
+        """The spec of a plan(); what it was told is kept."""
         self._told = told
-        q, k, o = self._types
-        return core.make_spec(q, k, o, **told)
+        return self._make_spec(told)
+
+    def _make_spec(self, told):
+        return core.make_spec(*self._types, **told)
 
 
 class _PagedWrapper(_Wrapper):
@@ -415,6 +440,9 @@ class _PagedWrapper(_Wrapper):
             self._paged_kv_indices_buf[:len(indices)] = arrays.to_device(indices, self._paged_kv_indices_buf)
         if qo_indptr is not None:
             self._qo_indptr_buf[:] = arrays.to_device(qo_indptr, self._qo_indptr_buf)
+
+    def _wrong_rows(self, q):
+        return f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned."
 
     def _page_ids(self, indices):
         """Where kernels read page ids: on the wrapper's device, or on the host: an update takes those along."""
@@ -457,7 +485,14 @@ class _PagedWrapper(_Wrapper):
             return "HND"
         return self._kv_layout
 
-    def _run_paged(self, q, paged_kv_cache, *, kv_cache_sf=None, **options):
+    def _step_sizes(self):
+        rows, indptr, lengths, page_size = *self._again[1:4], self._again[5]
+        return core.paged_lengths(indptr, self._again_last, page_size) if lengths is None else lengths, rows
+
+    def _run_paged(self, q, paged_kv_cache, own=None, *, kv_cache_sf=None, **options):
+        """own: options of this run instead of the planned ones, Python's numbers by the names of _told."""
+        if core.rows_differ(q, self):
+            raise ValueError(self._wrong_rows(q))
         k, v = unpack_paged_kv_cache(paged_kv_cache, self._kv_layout if self._backend != "cudnn" else self._cudnn_layout(paged_kv_cache))
         args = None
         if self._use_token_head_sf:
@@ -471,9 +506,11 @@ class _PagedWrapper(_Wrapper):
             args = {"k_block_scale": k_sf, "v_block_scale": v_sf}
         self._check_query(q, k)
         if self._pool.differs(k.shape[0]):
-            self._update(self._attention.spec, *self._again[1:], pages=k.shape[0], last=self._again_last)
+            self._update(self._attention.planned, *self._again[1:], pages=k.shape[0], last=self._again_last)
         if self._q_dtype.startswith("fp8"):
             q, options["q_scale"] = _upcast_query(q, options.get("q_scale"), self._o_dtype)
+        if own or self._attention.spec is not self._attention.planned:
+            self._take_options(own)
         return core.run(self._attention, q, k, v, args=args, lse_offset=self._lse_offset, **options)
 
 
@@ -558,7 +595,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
+        self._keep_lse_offset(spec, lengths, rows)
         self._update(spec, rows, indptr, lengths, paged_kv_indices, page_size, mode, args, last=last)
         tile = _fa2_tile(total, len(rows) - 1, num_qo_heads // num_kv_heads, head_dim_vo)
         self._plan_info = [len(rows) - 1, total, 0, tile] + [0] * 11
@@ -572,9 +609,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
         check_sizes(num_qo_heads, num_kv_heads, head_dim_qk=head_dim_qk, head_dim_vo=head_dim_vo, page_size=1 if page_size is None else page_size)
         self._types = self._set_dtypes(q_data_type, kv_data_type, o_data_type)
         self._causal, self._window_left, self._sm_scale, self._logits_soft_cap = causal, window_left, sm_scale, logits_soft_cap
-        spec = self._make_spec(dict(
+        spec = self._plan_spec(
             num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim_qk, dim_v=head_dim_vo, sm_scale=sm_scale, causal=causal, window_left=window_left,
-            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta, custom_mask=masked, items=items))
+            logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta, custom_mask=masked, items=items)
         return spec, core.split_mode(False, fixed_split_size, disable_split_kv, page_size or 1)
 
     def _mask_bits(self, bits, starts):
@@ -605,22 +642,21 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
                             return_lse=return_lse or lse is not None, window_left=window_left, sinks=sinks, kv_cache_sf=kv_cache_sf)
             return _finished_lse(made, lse, lse_base, lse_layout, return_lse)
         self._planned()
-        if core.rows_differ(q, self):
-            raise ValueError(f"q.shape[0] ({q.shape[0]}) does not match qo_indptr[-1] ({self._rows_total}). The number of rows of q must be the one planned.")
         if window_left is not None and window_left != self._window_left:
             raise ValueError(f"window_left {window_left} differs from the planned one, {self._window_left}")
+        own = None
         if self._jit_sink and args:
-            sinks, args = self._take_sink(args), ()
+            (sinks, own), args = self._sink_arguments(args, sinks), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
-        return self._run_paged(q, paged_kv_cache, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
+        return self._run_paged(q, paged_kv_cache, own, kv_cache_sf=kv_cache_sf, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse,
                                return_lse=return_lse, sinks=sinks)
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 
     def forward(self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None, window_left=-1,
                 logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run() with the options of plan() said again."""
+        """Deprecated: run() with the options of plan() said again. As upstream's, they stay for later runs, `causal` among them, until the next plan()."""
         self._planned()
         self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
                      rope_scale=rope_scale, rope_theta=rope_theta)
@@ -628,7 +664,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PagedWrapper):
 
     def forward_return_lse(self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None, v_scale=None,
                            window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run_return_lse() with the options of plan() said again."""
+        """Deprecated: run_return_lse() with the options of plan() said again, which stay as forward()'s do."""
         self._planned()
         self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
                      rope_scale=rope_scale, rope_theta=rope_theta)
@@ -691,7 +727,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             args = _item_ranges(arrays.to_numpy(prefix_len_ptr), arrays.to_numpy(token_pos_in_items_ptr), token_pos_in_items_len, lengths)
             if self._device != "cpu":
                 args = {name: arrays.to_device(x, self._float_workspace_buffer) for name, x in args.items()}
-        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
+        self._keep_lse_offset(spec, lengths, rows)
         self._rows_total = total
         keys = int(lengths.sum())
         batch = Batch(rows=rows, kv_indptr=indptr, args=args)
@@ -744,13 +780,14 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
             k, v = arrays.permute(k, (1, 0, 2)), arrays.permute(v, (1, 0, 2))
             block = block and tuple(arrays.permute(x, (1, 0, 2)) for x in block)
         self._check_query(q, k)
-        sinks = None
+        sinks = own = None
         if self._jit_sink and args:
-            sinks, args = self._take_sink(args), ()
+            (sinks, own), args = self._sink_arguments(args, sinks), ()
         if args:
             q_scale, k_scale, v_scale = (core._product(a, b) for a, b in zip(tuple(args) + (None,) * 3, (q_scale, k_scale, v_scale)))
         if self._q_dtype.startswith("fp8"):
             q, q_scale = _upcast_query(q, q_scale, self._o_dtype)
+        self._take_options(own)
         return core.run(self._attention, q, k, v, sinks=sinks, out=out, lse=lse, return_lse=return_lse, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
                         args=block and {"k_block_scale": block[0], "v_block_scale": block[1]}, lse_offset=self._lse_offset)
 
@@ -758,7 +795,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
 
     def forward(self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None, sm_scale=None,
                 rope_scale=None, rope_theta=None):
-        """Deprecated: run() with the options of plan() said again."""
+        """Deprecated: run() with the options of plan() said again. As upstream's, they stay for later runs, `causal` among them, until the next plan()."""
         self._planned()
         self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
                      rope_scale=rope_scale, rope_theta=rope_theta)
@@ -766,7 +803,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
 
     def forward_return_lse(self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1, logits_soft_cap=None,
                            sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run_return_lse() with the options of plan() said again."""
+        """Deprecated: run_return_lse() with the options of plan() said again, which stay as forward()'s do."""
         self._planned()
         self._respec(causal=causal, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
                      rope_scale=rope_scale, rope_theta=rope_theta)

@@ -65,11 +65,11 @@ class BlockSparseAttentionWrapper(_Wrapper):
         if not q_name.startswith("fp8") and o_name == "f16":
             o_name = q_name         # the default says float16 whatever the queries are
         self._types = self._set_dtypes(q_data_type, kv_data_type, o_name)
-        spec = self._make_spec(dict(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
-                                    logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
-                                    custom_mask=masked))
+        spec = self._plan_spec(num_q_heads=num_qo_heads, num_kv_heads=num_kv_heads, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
+                               logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+                               custom_mask=masked)
         lengths = blocks.astype(np.int64) * C
-        self._keep_lse_offset(core.alibi_offset(spec, lengths, rows))
+        self._keep_lse_offset(spec, lengths, rows)
         ids = arrays.to_numpy(indices) if self._device == "cpu" else arrays.to_device(indices, self._float_workspace_buffer)
         if self._device != "cpu":
             ids = (None, ids)
@@ -92,12 +92,13 @@ class BlockSparseAttentionWrapper(_Wrapper):
         k, v = (_as_pages(x, pages) for x in (k, v))
         if self._q_dtype.startswith("fp8"):
             q, scale_q = _upcast_query(q, scale_q, self._o_dtype)
+        self._take_options()
         return core.run(self._attention, q, k, v, out=out, lse=lse, return_lse=return_lse, q_scale=scale_q, k_scale=scale_k, v_scale=scale_v,
                         lse_offset=self._lse_offset)
 
     def forward(self, q, k, v, scale_q=None, scale_k=None, scale_v=None, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, logits_soft_cap=None,
                 sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run() with the options of plan() said again."""
+        """Deprecated: run() with the options of plan() said again. As upstream's, they stay for later runs, until the next plan()."""
         self._planned()
         self._respec(pos_encoding_mode=pos_encoding_mode, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta)
         return self.run(q, k, v, scale_q, scale_k, scale_v)
@@ -137,10 +138,9 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         lengths = counts * page
         self._types = self._set_dtypes(q_data_type, kv_data_type, None)
         group = num_qo_heads // num_kv_heads
-        spec = self._make_spec(dict(num_q_heads=group, num_kv_heads=1, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
-                                    logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta))
-        if spec.alibi:
-            raise NotImplementedError("ALIBI with VariableBlockSparseAttentionWrapper")
+        spec = self._plan_spec(num_q_heads=group, num_kv_heads=1, dim_qk=head_dim, dim_v=head_dim, sm_scale=sm_scale, causal=causal,
+                               logits_soft_cap=logits_soft_cap, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta)
+        self._refuse_alibi(pos_encoding_mode)
         self._shape = (num_qo_heads, num_kv_heads, group, qo_len, kv_len, head_dim, page)
         page_ids = ids if self._device == "cpu" else (ids, arrays.to_device(ids, self._float_workspace_buffer))
         batch = Batch(rows=rows, lengths=lengths, page_size=page, num_pages=heads * kv_len // page, page_indptr=indptr, page_ids=page_ids)
@@ -148,6 +148,11 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         self._attention.update(spec, batch, need, core.Mode(), core.stream_of(self._float_workspace_buffer))
 
     begin_forward = plan
+
+    @staticmethod
+    def _refuse_alibi(pos_encoding_mode):
+        if pos_encoding_mode == "ALIBI":
+            raise NotImplementedError("ALIBI with VariableBlockSparseAttentionWrapper")
 
     @staticmethod
     def _page_lists(kept, col_sizes, page, kv_len):
@@ -172,6 +177,7 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         pages = (num_kv_heads * kv_len // page, page, 1, dim)
         rows = arrays.reshape(arrays.permute(arrays.reshape(q, (num_kv_heads, group, qo_len, dim)), (0, 2, 1, 3)), (num_kv_heads * qo_len, group, dim))
         wanted = return_lse or lse is not None
+        self._take_options()
         made = core.run(self._attention, rows, arrays.reshape(k, pages), arrays.reshape(v, pages), return_lse=wanted)
         o = made[0] if wanted else made
         o = arrays.reshape(arrays.permute(arrays.reshape(o, (num_kv_heads, qo_len, group, dim)), (0, 2, 1, 3)), (num_q_heads, qo_len, dim))
@@ -190,8 +196,9 @@ class VariableBlockSparseAttentionWrapper(_Wrapper):
         return (o, s) if return_lse else o
 
     def forward(self, q, k, v, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None):
-        """Deprecated: run() with the options of plan() said again."""
+        """Deprecated: run() with the options of plan() said again. As upstream's, they stay for later runs, until the next plan()."""
         self._planned()
+        self._refuse_alibi(pos_encoding_mode)
         self._respec(pos_encoding_mode=pos_encoding_mode, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta)
         return self.run(q, k, v)
 
