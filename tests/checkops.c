@@ -790,6 +790,12 @@ static void check_norm(void)
     c.d.y = in_place ? c.d.x : heads ? new_rows(wide_types[draw(3)], rows, 3, width, true, false, 2) : new_matrix(wide_types[draw(3)], rows, width, true, false);
     if (added) c.d.residual = heads ? new_rows(type, rows, 3, width, false, false, 2) : new_matrix(type, rows, width, false, false);
     if (added) buffers[num_buffers - 1].output = true;
+    const bool far = !strcmp(type, "f32") && !strcmp(c.d.y.dtype, "f32") && !added && chance(30);
+    if (far) {                                      /* squares, or sums, that f32 cannot hold; a mean far from 0 */
+        const double by = ONE_OF(1, 2, 3) == 1 ? 1e-25 : chance(50) ? 1e19 : 3e37, off = c.centred && chance(50) ? 1e5 : 0;
+        float *x = c.d.x.data;
+        for (int64_t i = 0; i < rows * c.d.x.stride[0]; i++) x[i] = (float)(off ? off + x[i] : x[i] * by);
+    }
     c.d.weight = vector("f32", width, false);
     if (c.centred && chance(60)) c.d.bias = vector("f32", width, false);
     upload_all();

@@ -200,6 +200,42 @@ static void norms_of_nothing(void **state)
     OK(fv_layernorm(levels[0], &d, NULL, &err));
 }
 
+/* A row about `centre`, deviations about `by`, against double. f32 holds the elements, not all of their squares or sums. */
+static void norm_far(bool centred, double centre, double by, double eps, int width)
+{
+    block x = make("f32", 1, width, 0, 0), w = make("f32", 1, width, 0, 0);
+    fill(&w, 1);
+    double mean = 0, square = 0;
+    for (int j = 0; j < width; j++) set(&x, 0, j, centre + by * noise());
+    for (int j = 0; j < width && centred; j++) mean += get(&x, 0, j) / width;
+    for (int j = 0; j < width; j++) square += (get(&x, 0, j) - mean) * (get(&x, 0, j) - mean) / width;
+    for (int l = 0; l < num_levels; l++) {
+        block y = copy_of(&x);
+        const fv_norm_desc d = { .x = x.t, .y = y.t, .eps = eps,
+                                 .weight = { .data = w.t.data, .dtype = "f32", .ndim = 1, .shape = { width }, .stride = { 1 } } };
+        OK(centred ? fv_layernorm(levels[l], &d, NULL, &err) : fv_rmsnorm(levels[l], &d, NULL, &err));
+        for (int j = 0; j < width; j++) {
+            const double want = (get(&x, 0, j) - mean) / sqrt(square + (double)(float)eps) * get(&w, 0, j);
+            near(&y, 0, j, want, 0x1p-21 * (fabs(want) + 0.25 * fabs(get(&w, 0, j))));
+        }
+        free(y.memory);
+    }
+    free(x.memory), free(w.memory);
+}
+
+static void norms_far_from_1(void **state)
+{
+    (void)state;
+    static const struct { double centre, by, eps; } rows[] = {
+        { 0, 1e19, 1e-6 }, { 0, 3e37, 1e-6 }, { 2e38, 1e37, 0 }, { 0, 1e-15, 0 }, { 0, 1e-25, 0 }, { 0, 1e-30, 1e-38 }, { 0, 1e-36, 1e-38 },
+        { 1e5, 1, 1e-6 }, { 1e6, 10, 1e-6 }, { 3e18, 1e16, 1e-6 }, { 1e20, 1e16, 1e-6 }, { 1e-20, 1e-22, 0 },
+    };
+    static const int widths[] = { 5, 64, 1000, 4097 };
+    for (int i = 0; i < FV__COUNT(rows); i++)
+        for (int k = 0; k < FV__COUNT(widths); k++)
+            for (int centred = 0; centred < 2; centred++) norm_far(centred, rows[i].centre, rows[i].by, rows[i].eps, widths[k]);
+}
+
 static void norms_refused(void **state)
 {
     (void)state;
@@ -1026,7 +1062,7 @@ static void verified_cases(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norms), cmocka_unit_test(norms_of_nothing), cmocka_unit_test(norms_refused),
+        cmocka_unit_test(norms), cmocka_unit_test(norms_of_nothing), cmocka_unit_test(norms_far_from_1), cmocka_unit_test(norms_refused),
         cmocka_unit_test(activations), cmocka_unit_test(activations_far_out), cmocka_unit_test(activations_refused),
         cmocka_unit_test(softmaxes), cmocka_unit_test(softmax_at_the_ends), cmocka_unit_test(renorms), cmocka_unit_test(renorms_of_the_largest),
         cmocka_unit_test(masks),

@@ -21,7 +21,7 @@
  *     w(v) = v * 2^min(40 - E, 126), rounded to the nearest integer (even on ties),
  * sums are sums of such integers, of 64 bits, which have no order; and exponentials are made by the same sequence of additions and multiplications
  * everywhere. So a value below 2^-42 of the row's largest is never sampled and counts nothing in a sum. Norms and activations are right to the
- * rounding of their types, with sums in the order that suits the machine.
+ * rounding of their types, with sums in the order that suits the machine; norms also where f32 cannot hold the squares of the elements.
  *
  * Random numbers: Philox 4x32 with 10 rounds. Key: the seed's low and high word. Counter: { offset low, offset high, index of the sample, number
  * of the draw }. A draw is words 0 (low) and 1 (high) of the result, 64 bits, and divided by 2^64 a number r of [0, 1). A call never needs more

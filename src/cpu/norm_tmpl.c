@@ -1,13 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* norm_tmpl.c -- norms and gated activations for one CPU level. A row passes through a buffer of CHUNK floats as often as its formula needs (it
  * stays in the cache), so there is no scratch memory and no limit on its width. A lane adds up 64 elements before they join the row's sum, which
- * is in double. */
+ * is in double.
+ *
+ * Squares of f32 leave its range long before the elements do: a row whose sum says so is summed again times a power of two that brings its largest
+ * element to 1 (scale_of). A mean is rounded to f32, and what it lacks is a sum of the same pass as the squares. */
 #include "cpu_companions.h"
 #include "row_io.h"
 
+#include <float.h>
 #include <math.h>
 
 enum { CHUNK = 1024, RUN = 64 * V_LANES };        /* elements of a buffer; of a sum that is formed in f32 */
+
+/* Between these f32 has room for a square that counts, and for 64 of the largest. */
+#define LEAST_SQUARE 1e-30
+#define LARGEST_SQUARE 1e30
 
 void V_NAME(fv__norm_rows)(const fv__norm_job *job, int64_t first, int64_t last);
 void V_NAME(fv__act_rows)(const fv__act_job *job, int64_t first, int64_t last);
@@ -31,52 +39,82 @@ static void fetch(const fv__norm_job *job, row at, int from, int n, float *z)
     }
 }
 
-/* Of n elements in whole vectors: their sum, or that of (z - mean)^2. */
-static double sum_of(const float *z, int n, bool squares, float mean)
+/* Sums over a row of d = z - mean and of d^2; z scaled. */
+typedef struct sums {
+    double d, squares;
+} sums;
+
+enum { SUM = 1, SQUARES = 2 };          /* which of the two are needed */
+
+/* Adds those of n elements in whole vectors. Inline: `which` is a constant. */
+VFN void add_sums(const float *z, int n, float mean, int which, sums *out)
 {
-    double sum = 0;
     for (int from = 0; from < n; from += RUN) {
         const int end = from + RUN < n ? from + RUN : n;
-        v_f32 s = v_set(0.0f);
+        v_f32 s = v_set(0.0f), q = v_set(0.0f);
         for (int i = from; i < end; i += V_LANES) {
             const v_f32 d = v_sub(v_load(z + i), v_set(mean));
-            s = squares ? v_fma(d, d, s) : v_add(s, d);
+            if (which & SUM) s = v_add(s, d);
+            if (which & SQUARES) q = v_fma(d, d, q);
         }
-        for (int l = 0; l < V_LANES; l++) sum += (double)v_lane(s, l);
+        for (int l = 0; l < V_LANES && which & SUM; l++) out->d += (double)v_lane(s, l);
+        for (int l = 0; l < V_LANES && which & SQUARES; l++) out->squares += (double)v_lane(q, l);
     }
-    return sum;
 }
 
-static double mean_of(const fv__norm_job *job, row at, int width)
+static sums sums_of(const fv__norm_job *job, row at, int width, float scale, float mean, int which)
 {
     float z[CHUNK];
-    double sum = 0;
+    sums all = { 0, 0 };
     for (int from = 0; from < width; from += CHUNK) {
         const int n = chunk_of(width, from);
         fetch(job, at, from, n, z);
-        sum += sum_of(z, n, false, 0);
-    }
-    return sum / width;
-}
-
-/* Mean of (z - mean)^2. */
-static double square_of(const fv__norm_job *job, row at, int width, float mean)
-{
-    float z[CHUNK];
-    double sum = 0;
-    for (int from = 0; from < width; from += CHUNK) {
-        const int n = chunk_of(width, from);
-        fetch(job, at, from, n, z);
+        for (int i = 0; scale != 1 && i < n; i++) z[i] *= scale;
         for (int i = n; i % V_LANES; i++) z[i] = mean;
-        sum += sum_of(z, n, true, mean);
+        if (which == SUM) add_sums(z, n, mean, SUM, &all);
+        else if (which == SQUARES) add_sums(z, n, mean, SQUARES, &all);
+        else add_sums(z, n, mean, SUM | SQUARES, &all);
     }
-    return sum / width;
+    return all;
 }
 
-static void put(const fv__norm_job *job, row at, int width, float mean, float inverse)
+/* y = (z * scale - mean - rest) * inverse * weight. */
+typedef struct measure {
+    float scale, mean, rest;            /* mean + rest is the mean of z * scale; 0 unless centred */
+    double square;                      /* mean of (z * scale - mean - rest)^2, and eps */
+} measure;
+
+static measure measure_row(const fv__norm_job *job, row at, int width, float scale)
+{
+    measure m = { .scale = scale };
+    if (job->centred) m.mean = (float)(sums_of(job, at, width, scale, 0, SUM).d / width);
+    const sums all = sums_of(job, at, width, scale, m.mean, job->centred ? SUM | SQUARES : SQUARES);
+    const double rest = job->centred ? all.d / width : 0, square = all.squares / width - rest * rest;
+    m.rest = (float)rest;
+    m.square = (square < 0 ? 0 : square) + (double)job->eps * (double)scale * (double)scale;
+    return m;
+}
+
+/* The power of two that brings a row's largest element next to 1; 1 where none does. */
+static float scale_of(const fv__norm_job *job, row at, int width)
+{
+    float z[CHUNK], most = 0;
+    for (int from = 0; from < width; from += CHUNK) {
+        const int n = chunk_of(width, from);
+        fetch(job, at, from, n, z);
+        for (int i = 0; i < n; i++) most = fabsf(z[i]) > most ? fabsf(z[i]) : most;
+    }
+    if (most == 0 || most > FLT_MAX) return 1;
+    const int e = ilogbf(most);
+    return ldexpf(1, e > 126 ? -126 : e < -126 ? 126 : -e);
+}
+
+static void put(const fv__norm_job *job, row at, int width, const measure *m)
 {
     float z[CHUNK], w[CHUNK], b[CHUNK];
-    const v_f32 by = v_set(inverse), shift = v_set(mean), one = v_set(job->plus_one ? 1.0f : 0.0f);
+    const v_f32 scale = v_set(m->scale), shift = v_set(-m->mean), rest = v_set(m->rest), by = v_set((float)(1 / sqrt(m->square)));
+    const v_f32 one = v_set(job->plus_one ? 1.0f : 0.0f);
+    const bool centred = job->centred;
     for (int from = 0; from < width; from += CHUNK) {
         const int n = chunk_of(width, from);
         fetch(job, at, from, n, z);
@@ -84,7 +122,8 @@ static void put(const fv__norm_job *job, row at, int width, float mean, float in
         load_row(&job->weight, from, n, w);
         if (job->bias.data) load_row(&job->bias, from, n, b);
         for (int i = 0; i < n; i += V_LANES) {
-            v_f32 y = v_mul(v_mul(v_sub(v_load(z + i), shift), by), v_add(v_load(w + i), one));
+            const v_f32 x = v_load(z + i), d = centred ? v_sub(v_fma(x, scale, shift), rest) : v_mul(x, scale);
+            v_f32 y = v_mul(v_mul(d, by), v_add(v_load(w + i), one));
             if (job->bias.data) y = v_add(y, v_load(b + i));
             v_store(z + i, y);
         }
@@ -99,9 +138,12 @@ void V_NAME(fv__norm_rows)(const fv__norm_job *job, int64_t first, int64_t last)
         const int64_t i = item / job->num_heads, h = item % job->num_heads;
         const row at = { i * job->x.stride[0] + h * job->x.stride[1], i * job->residual.stride[0] + h * job->residual.stride[1],
                          i * job->y.stride[0] + h * job->y.stride[1] };
-        const float mean = job->centred ? (float)mean_of(job, at, width) : 0.0f;
-        const double square = square_of(job, at, width, mean);
-        put(job, at, width, mean, (float)(1 / sqrt(square + (double)job->eps)));
+        measure m = measure_row(job, at, width, 1);
+        if (!(m.square >= LEAST_SQUARE && m.square <= LARGEST_SQUARE)) {
+            const float scale = scale_of(job, at, width);
+            if (scale != 1) m = measure_row(job, at, width, scale);
+        }
+        put(job, at, width, &m);
     }
 }
 

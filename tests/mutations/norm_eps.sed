@@ -1,4 +1,4 @@
 # what: layernorm and rmsnorm forget eps
 # file: src/cpu/norm_tmpl.c
 # run: test_companions
-s/square \+ \(double\)job->eps/square/
+s/ \+ \(double\)job->eps \* \(double\)scale \* \(double\)scale//
