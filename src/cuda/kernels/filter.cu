@@ -27,21 +27,21 @@ extern "C" __global__ void __launch_bounds__(D_SAMPLE_THREADS, 1) filter(const _
     const d_row y = d_row_of(p.y, row * p.y.stride[0]);
     s_source s;
     s_open(s, d_row_of(p.x, row * p.x.stride[0]), raw ? S_RAW : softmax ? S_LOGITS : S_PROBABILITIES, softmax ? s_number(p.param, row) : 1.0f, room);
-    /* the sum of the largest values is an f32 of them times `scale`; what becomes subnormal by it is 0 as a quotient */
-    const float scale = !raw && s.top >= 0x1p100f ? 0x1p-32f : 1.0f;
-    float t = fv_inf(), sum = 1.0f;     /* a row without a weight becomes zeros */
+    /* A row without a weight becomes zeros. Sums of the largest values are no f32: they and their values are taken 2^-32 times, as which what becomes
+     * subnormal is 0 as a quotient; the sum is negative then, as a register for that is one too many. */
+    float t = fv_inf(), sum = 1.0f;
     if (raw) {
         t = s_top_k(s, s_count(p.param, row), -fv_inf(), room);
     } else if (s.top > 0.0f) {
         t = threshold_of(p, s, row, room);
-        sum = (float)((double)s_survey<true, false>(s, t, room).sum * ((double)scale / (double)s.scale));
+        sum = (float)((double)s_survey<true, false>(s, t, room).sum * ((s.top >= 0x1p100f ? -0x1p-32 : 1.0) / (double)s.scale));
     }
     for (int i = 4 * threadIdx.x; i < s.x.width; i += 4 * D_SAMPLE_THREADS) {
         float x[4];
         s_get(s, i, x);
         for (int k = 0; k < 4; k++) {
             const bool in = x[k] >= t;
-            x[k] = raw ? (in ? x[k] : -fv_inf()) : in ? __fdiv_rn(__fmul_rn(x[k], scale), sum) : 0.0f;
+            x[k] = raw ? (in ? x[k] : -fv_inf()) : in ? (sum < 0.0f ? __fdiv_rn(__fmul_rn(x[k], -0x1p-32f), sum) : __fdiv_rn(x[k], sum)) : 0.0f;
         }
         d_put(y, i, x);
     }
