@@ -365,12 +365,14 @@ static void put_constants(writer *w, const fv__attend_config *c)
     put(w, "#define FV_T %d\n#define FV_NS %d\n#define FV_WARPS %d\n#define FV_CTAS %d\n", c->tile, c->stages, c->warps, c->blocks_per_sm);
     if (c->key_sums) put(w, "#define FV_SUM_LINES %d\n", c->sum_lines);
     if (c->stamps) put(w, "#define FV_STAMPS\n");
-    put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_NUM_KINDS %d\n#define FV_KINDS", c->rows, c->out_rows, c->shared_bytes,
+    put(w, "#define FV_ROWS %d\n#define FV_OUT_ROWS %d\n#define FV_SMEM %d\n#define FV_NUM_KINDS %d\n", c->rows, c->out_rows, c->shared_bytes,
         c->num_kinds);
     for (int i = 0; i < c->num_kinds; i++) {
         const fv__attend_kind *k = &c->kinds[i];
-        put(w, " KIND(%d, %d, %d, %d)", k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
+        put(w, "#define FV_KIND_%d KIND(%d, %d, %d, %d)\n", i + 1, k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
     }
+    put(w, "#define FV_KINDS");
+    for (int i = 1; i <= c->num_kinds; i++) put(w, " FV_KIND_%d", i);
     put(w, "\n#define FV_COPIES");
     for (int i = 0; i < c->num_kinds; i++) {
         bool before = false;
@@ -378,10 +380,6 @@ static void put_constants(writer *w, const fv__attend_config *c)
         if (!before) put(w, " COPIES(%d)", c->kinds[i].warps_keys);
     }
     put(w, "\n");
-    for (int i = 0; i < c->num_kinds; i++) {
-        const fv__attend_kind *k = &c->kinds[i];
-        put(w, "#define FV_KIND_%d KIND(%d, %d, %d, %d)\n", i + 1, k->m_tiles, k->warps_rows, k->warps_values, k->warps_keys);
-    }
 }
 
 static const char *const hook_names[FV__NUM_HOOKS] = { "SCORE", "VISIBLE", "SINK", "QUERY", "KEY", "VALUE", "OUTPUT", "WEIGHT", "KEY_SUM",
