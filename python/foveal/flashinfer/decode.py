@@ -9,7 +9,7 @@ from . import _arrays as arrays
 from . import _core as core
 from .page import get_seq_lens  # noqa: F401  engines import it from here
 from .prefill import _CachedModule, _check_axes, _check_token_head, _jit_sink, _offsets, _PagedWrapper, _single
-from .utils import check_arrays, check_kv_layout, check_pos_encoding_mode, check_sizes, unpack_paged_kv_cache
+from .utils import check_arrays, check_kv_layout, check_pos_encoding_mode, check_sizes, fixed_batch_size, unpack_paged_kv_cache
 
 
 def single_decode_with_kv_cache(q, k, v, kv_layout="NHD", pos_encoding_mode="NONE", use_tensor_cores=False, q_scale=None, k_scale=None, v_scale=None,
@@ -61,13 +61,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_PagedWrapper):
         self._cached_module = _CachedModule(self)
         self._jit_module = None
         if use_cuda_graph:
-            for name, x in (("paged_kv_indptr_buffer", paged_kv_indptr_buffer), ("paged_kv_indices_buffer", paged_kv_indices_buffer),
-                            ("paged_kv_last_page_len_buffer", paged_kv_last_page_len_buffer)):
-                if x is None:
-                    raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
-            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
-            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
-                raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
+            self._fixed_batch_size = fixed_batch_size(paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
 
     @property
     def use_tensor_cores(self):

@@ -10,7 +10,7 @@ from .. import Batch
 from . import _arrays as arrays
 from . import _core as core
 from .prefill import _offsets, _Wrapper
-from .utils import check_arrays, check_sizes, refuse_given
+from .utils import check_arrays, check_sizes, fixed_batch_size, refuse_given
 
 
 class BatchMLAPagedAttentionWrapper(_Wrapper):
@@ -146,12 +146,7 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(BatchMLAPagedAttentionWrapper):
         self._use_cuda_graph, self._use_tensor_cores = use_cuda_graph, use_tensor_cores
         self._kv_indptr_buf, self._kv_indices_buf, self._last_page_len_buf = paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
         if use_cuda_graph:
-            for name, x in (("indptr", self._kv_indptr_buf), ("indices", self._kv_indices_buf), ("last_page_len", self._last_page_len_buf)):
-                if x is None:
-                    raise ValueError(f"paged_kv_{name}_buffer should be a torch.Tensor in cudagraph mode")
-            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
-            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
-                raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
+            self._fixed_batch_size = fixed_batch_size(paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
 
     @property
     def use_tensor_cores(self):

@@ -49,15 +49,29 @@ def check_pos_encoding_mode(mode):
 LSE_BASES, LSE_LAYOUTS = ("log2", "ln"), ("NH", "HN")
 
 
+def _check_one_of(name, value, values):
+    if value not in values:
+        raise ValueError(f"{name} must be one of {values}, got {value!r}")
+
+
 def check_lse_base(lse_base):
-    if lse_base not in LSE_BASES:
-        raise ValueError(f"lse_base must be one of {LSE_BASES}, got {lse_base!r}")
+    _check_one_of("lse_base", lse_base, LSE_BASES)
 
 
 def check_lse_layout(lse_layout):
     """NH: [rows, heads]; HN: [heads, rows]."""
-    if lse_layout not in LSE_LAYOUTS:
-        raise ValueError(f"lse_layout must be one of {LSE_LAYOUTS}, got {lse_layout!r}")
+    _check_one_of("lse_layout", lse_layout, LSE_LAYOUTS)
+
+
+def fixed_batch_size(indptr, indices, last_page_len):
+    """Requests of a wrapper for graphs, by the page table's buffers, all of which it must have been given."""
+    for name, x in (("indptr", indptr), ("indices", indices), ("last_page_len", last_page_len)):
+        if x is None:
+            raise ValueError(f"paged_kv_{name}_buffer should be a torch.Tensor in cudagraph mode")
+    n = len(last_page_len)
+    if len(indptr) != n + 1:
+        raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
+    return n
 
 
 def check_sizes(num_qo_heads, num_kv_heads, **sizes):
