@@ -485,18 +485,25 @@ static void leaves_nothing(void **state)
     assert_int_equal(num_descriptors(), n);
 }
 
+/* In place of a compiler: a shell script of the cache folder, which finds in $out the path of a file to write to. cc: what FV_CC calls it by. */
+static void write_compiler(const char *name, const char *text, char out[160], char cc[160])
+{
+    char script[128];
+    snprintf(script, sizeof script, "%s/%s", cache_dir, name);
+    snprintf(out, 160, "%s/%s_out", cache_dir, name);
+    snprintf(cc, 160, "sh %s", script);
+    FILE *f = fopen(script, "w");
+    fprintf(f, "out='%s'\n%s", out, text);
+    fclose(f);
+}
+
 /* A compiler that does not come to an end is ended, with all that it started; nobody leaves anything in the temporary directory. */
 static void ends(void **state)
 {
     (void)state;
-    char words[sizeof err.text], script[128], tmp[128], pid_file[160], cc[160], command[300];
-    snprintf(script, sizeof script, "%s/slow", cache_dir);
+    char words[sizeof err.text], tmp[128], pid_file[160], cc[160], command[300];
+    write_compiler("slow", "sleep 600 & echo $! > $out; wait\n", pid_file, cc);
     snprintf(tmp, sizeof tmp, "%s/tmp", cache_dir);
-    snprintf(pid_file, sizeof pid_file, "%s/pid", cache_dir);
-    snprintf(cc, sizeof cc, "sh %s", script);
-    FILE *f = fopen(script, "w");
-    fprintf(f, "sleep 600 & echo $! > %s; wait\n", pid_file);
-    fclose(f);
     assert_int_equal(mkdir(tmp, 0700), 0);
     char *before = getenv("TMPDIR") ? strdup(getenv("TMPDIR")) : NULL;
     setenv("TMPDIR", tmp, 1);
@@ -534,13 +541,8 @@ static bool becomes(bool running, const char *pid_file)
 static void ends_with_its_host(void **state)
 {
     (void)state;
-    char script[128], pid_file[160], cc[160], words[sizeof err.text];
-    snprintf(script, sizeof script, "%s/stuck", cache_dir);
-    snprintf(pid_file, sizeof pid_file, "%s/stuck_pid", cache_dir);
-    snprintf(cc, sizeof cc, "sh %s", script);
-    FILE *f = fopen(script, "w");
-    fprintf(f, "echo $$ > %s\nexec sleep 50\n", pid_file);
-    fclose(f);
+    char pid_file[160], cc[160], words[sizeof err.text];
+    write_compiler("stuck", "echo $$ > $out\nexec sleep 50\n", pid_file, cc);
     const pid_t host = fork();
     if (!host) {
         signal(SIGINT, SIG_DFL);
@@ -561,20 +563,15 @@ static void ends_with_its_host(void **state)
 static void is_limited(void **state)
 {
     (void)state;
-    char script[128], limit[160], cc[160], words[sizeof err.text];
+    char limit[160], cc[160], words[sizeof err.text];
     int seconds = 0;
-    snprintf(script, sizeof script, "%s/limited", cache_dir);
-    snprintf(limit, sizeof limit, "%s/seconds", cache_dir);
-    snprintf(cc, sizeof cc, "sh %s", script);
-    FILE *f = fopen(script, "w");
-    fprintf(f, "while [ $(ulimit -t) = unlimited ]; do sleep 0.01; done\nulimit -t > %s\nexit 1\n", limit);
-    fclose(f);
+    write_compiler("limited", "while [ $(ulimit -t) = unlimited ]; do sleep 0.01; done\nulimit -t > $out\nexit 1\n", limit, cc);
     setenv("FV_CC", cc, 1);
     fv__cc_seconds = 20;
     assert_int_equal(create_in_memory(gain, words, sizeof words), FV_E_COMPILE);
     fv__cc_seconds = 60;
     unsetenv("FV_CC");
-    f = fopen(limit, "r");
+    FILE *f = fopen(limit, "r");
     if (!f) fail_msg("%s", words);
     assert_int_equal(fscanf(f, "%d", &seconds), 1);
     fclose(f);
