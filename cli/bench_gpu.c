@@ -281,6 +281,67 @@ static bool one_shape(bench *b, const char *name)
     return false;
 }
 
+/* ---- fv_rope ---- */
+
+typedef struct pass_of {                /* fv_rope over all cached keys, or a copy of as many bytes */
+    workload *w;
+    bool copying;
+    gpu_graph *graph;                   /* once for each copy of the keys */
+} pass_of;
+
+static fv_status make_pass(pass_of *p, fv_error *err)
+{
+    workload *w = p->w;
+    fv_status status = workload_turn(w, 0, err);
+    gpu_capture(w->gpu);
+    for (int i = 0; i < w->copies && status == FV_OK; i++)
+        if (p->copying)
+            gpu_copy(w->gpu, w->turned.device, w->k.device + i * w->k_bytes, w->k_bytes);
+        else
+            status = workload_turn(w, i, err);
+    p->graph = gpu_captured(w->gpu);
+    if (status == FV_OK && !p->graph) {
+        snprintf(err->text, sizeof err->text, "fv_rope could not be captured in a graph");
+        status = err->status = FV_E_DEVICE;
+    }
+    return status;
+}
+
+static double time_pass(void *arg)
+{
+    pass_of *p = arg;
+    fv_error err = { 0 };
+    if (p->graph || make_pass(p, &err) == FV_OK)
+        return gpu_time(p->w->gpu, p->graph) / p->w->copies;
+    cli_failed("rope", &err);
+    return -1;
+}
+
+static bool rope_of_keys(bench *b, const char *name)
+{
+    int32_t rows[8], lengths[8];
+    for (int i = 0; i < 8; i++)
+        rows[i] = 1, lengths[i] = 4096;
+    const workload_desc desc = { .q_heads = 40, .kv_heads = 40, .dim = 128, .page_size = 16, .num_requests = 8,
+                                 .rows = rows, .lengths = lengths, .rope_before = true };
+    workload w;
+    pass_of pass[] = { { .w = &w }, { .w = &w, .copying = true } };
+    candidate c[] = { { time_pass, &pass[0], { 0 } }, { time_pass, &pass[1], { 0 } } };
+    const bool good = workload_open(b->ctx, b->gpu, &desc, &w) && bench_take_turns(b, c, 2);
+    if (good) {
+        const double amount = 2e-12 * (double)w.k_bytes;
+        result r = { .goal = "13", .name = name, .unit = "TB/s", .peer = "copy of the same bytes",
+                     .peer_value = amount / bench_median(&c[1]) };
+        bench_set_ours(&r, &c[0], amount, true);
+        bench_report(b, &r);
+    }
+    bench_free(c, 2);
+    gpu_graph_free(b->gpu, pass[0].graph);
+    gpu_graph_free(b->gpu, pass[1].graph);
+    workload_close(&w);
+    return good;
+}
+
 /* ---- the host's part ---- */
 
 /* fv_run, by the host's clock: launches go into the stream, and are waited for when the clock has
@@ -474,6 +535,7 @@ static bool compile_warm(bench *b, const char *name) { return compile_case(b, na
 
 static const bench_case others[] = {
     { "launch of fv_run", launch_overhead },
+    { "rope of keys b=8 L=4096 40 heads", rope_of_keys },
     { "plan 256 decodes", plan_decodes },
     { "plan 4096 ragged decodes", plan_ragged },
     { "plan 32 prefills of 8192", plan_prefills },

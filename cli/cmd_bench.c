@@ -280,13 +280,14 @@ static void run_cases(bench *b)
     progress_end(&bar);
 }
 
-static int list_cases(const cli_device *device)
+static int list_cases(const bench *b)
 {
-    const char *name = device->device ? device->device : getenv("FV_DEVICE");
+    const char *name = b->device.device ? b->device.device : getenv("FV_DEVICE");
     const bool on_gpu = name && !strncmp(name, "cuda", 4);
     bench_case one;
     for (int i = 0; on_gpu ? bench_gpu_case(i, &one) : bench_cpu_case(i, &one); i++)
-        puts(one.name);
+        if (wanted(b, one.name))
+            puts(one.name);
     return CLI_OK;
 }
 
@@ -364,7 +365,7 @@ int cmd_bench(int argc, char **argv)
     if ((code = cli_distinct(files, 2)) != CLI_OK)
         return code;
     if (list)
-        return list_cases(&b.device);
+        return list_cases(&b);
     b.threads = cli_threads(&b.device);
     name_commit(&b);
     const time_t now = time(NULL);

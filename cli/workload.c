@@ -338,12 +338,12 @@ static fv_tensor pairs_of(const workload *w, char *at, int64_t dim)
     return t;
 }
 
-static fv_status turn_keys(workload *w, char *keys, fv_error *err)
+fv_status workload_turn(workload *w, int copy, fv_error *err)
 {
     const workload_desc *d = &w->desc;
     const int64_t tokens = w->num_pages * d->page_size;
     const fv_rope_desc desc = { .rotary_dim = d->dim };
-    fv_tensor from = rows_of(keys, tokens, d->kv_heads, d->dim),
+    fv_tensor from = rows_of(w->k.device + copy * w->k_bytes, tokens, d->kv_heads, d->dim),
               to = rows_of(w->turned.device, tokens, d->kv_heads, d->dim);
     from.dtype = to.dtype = cache_type(d)->name;
     fv_index positions = fv_i32(w->gpu ? NULL : (int32_t *)(void *)w->positions.data, tokens);
@@ -356,7 +356,7 @@ fv_status workload_run(workload *w, int copy, fv_error *err)
     const workload_desc *d = &w->desc;
     char *keys = w->k.device + copy * w->k_bytes;
     if (d->rope_before) {
-        const fv_status status = turn_keys(w, keys, err);
+        const fv_status status = workload_turn(w, copy, err);
         if (status != FV_OK)
             return status;
         keys = w->turned.device;
@@ -383,7 +383,7 @@ fv_status workload_run(workload *w, int copy, fv_error *err)
 static fv_status make_graph(workload *w, fv_error *err)
 {
     enum { LEAST = 4 };
-    fv_status status = FV_OK;
+    fv_status status = w->desc.rope_before ? workload_turn(w, 0, err) : FV_OK;  /* loads the kernel, which a capture may not */
     w->runs = w->copies * (int)div_up(LEAST, w->copies);
     gpu_capture(w->gpu);
     for (int i = 0; i < w->runs && status == FV_OK; i++)

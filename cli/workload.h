@@ -55,6 +55,7 @@ bool workload_open(fv_ctx *ctx, gpu *where, const workload_desc *desc, workload 
 void workload_close(workload *w);
 fv_status workload_update(workload *w, fv_error *err);
 fv_status workload_run(workload *w, int copy, fv_error *err);
+fv_status workload_turn(workload *w, int copy, fv_error *err);      /* rope_before: fv_rope alone */
 fv_status workload_time(workload *w, double *seconds, fv_error *err);       /* of a run, done */
 int64_t workload_bytes(const workload_desc *desc);          /* memory that it will take, about; on a
                                                                GPU once for each copy */

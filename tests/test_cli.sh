@@ -257,6 +257,8 @@ expect 2 "only one of them" info --json --markdown
 expect 0 "decode b=8" bench --list
 expect 0 "decode b=256 L=4096 32/8" bench --list --device cuda:0
 expect 2 "no case's name holds" bench --filter nosuch
+expect 0 "plan 256 decodes" bench --filter "plan 256" --list
+check "--list names what --filter chooses" [ "$(wc -l <"$work/out")" -eq 1 ]
 for wrong in "--filter nosuch" "--cpu nosuch" "--seconds x" "--list extra"; do           # a file that is there is as it was, a new one is not made
     echo old >"$work/old.json"
     echo old >"$work/old.csv"
