@@ -302,17 +302,18 @@ char *cli_read_file(const char *path, size_t most, size_t *size)
         cli_misuse("%s: %s", cli_input_name(path), strerror(errno));
         return NULL;
     }
+    const size_t limit = most << 20;
     char *text = NULL;
     size_t n = 0, room = 0;
-    do {
-        room = room ? 2 * room : 1 << 16;
+    do {                                        /* one byte beyond the limit is room enough to see that there is one */
+        room = !room ? 1 << 16 : room > limit / 2 ? limit + 1 : 2 * room;
         text = need_more(text, room + 1, 1);
         n += fread(text + n, 1, room - n, file);
-    } while (n == room && n <= most << 20);
+    } while (n == room && n <= limit);
     const int problem = ferror(file) ? errno : 0;
     if (file != stdin)
         fclose(file);
-    if (problem || n > most << 20) {
+    if (problem || n > limit) {
         if (problem)
             cli_misuse("%s: %s", cli_input_name(path), strerror(problem));
         else

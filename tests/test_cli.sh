@@ -37,6 +37,8 @@ expect 0 "replay" help
 expect 0 "--token-budget" help replay
 expect 0 "--svg" plan --help
 expect 2 "/dev/zero: more than 16 MiB" variant /dev/zero
+small() { (ulimit -v 400000 && "$foveal" plan /dev/zero) 2>&1 | grep -qF "/dev/zero: more than 256 MiB"; }      # not twice what is read
+grep -qa __asan_init "$foveal" || check "no more memory is asked for than is read" small
 expect 2 'no command "nosuch"' nosuch
 expect 2 "--nosuch: no such option" replay --nosuch
 expect 2 "--layers: needs a value" replay --layers
