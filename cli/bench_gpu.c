@@ -281,27 +281,74 @@ static bool one_shape(bench *b, const char *name)
     return false;
 }
 
-/* ---- fv_rope ---- */
+/* ---- what moves keys and values ---- */
 
-typedef struct pass_of {                /* fv_rope over all cached keys, or a copy of as many bytes */
+enum { TURN, APPEND, TURN_AND_APPEND, COPY };
+
+/* fv_rope over all keys of a workload, or fv_append of all its keys and values in a shuffled order; or copies of as many bytes. */
+typedef struct pass_of {
     workload *w;
-    bool copying;
-    gpu_graph *graph;                   /* once for each copy of the keys */
+    int what;
+    bool values;                        /* COPY: V too */
+    const memory *slots, *v;            /* where rows of K and V go: int32 each, and the cache of V (that of K is w->turned) */
+    gpu_graph *graph;                   /* once for each copy of the workload's tensors */
 } pass_of;
+
+static fv_tensor rows_at(const workload *w, char *at)
+{
+    const int64_t heads = w->desc.kv_heads, dim = w->desc.dim;
+    return (fv_tensor){ .data = at, .dtype = "bf16", .ndim = 3, .shape = { w->total_keys, heads, dim }, .stride = { heads * dim, dim, 1 } };
+}
+
+static fv_tensor pages_at(const workload *w, char *at)
+{
+    const int64_t page = w->desc.page_size, heads = w->desc.kv_heads, dim = w->desc.dim;
+    return (fv_tensor){ .data = at, .dtype = "bf16", .ndim = 4, .shape = { w->num_pages, page, heads, dim },
+                        .stride = { page * heads * dim, heads * dim, dim, 1 } };
+}
+
+static fv_index on_device(const memory *m, int64_t count)
+{
+    fv_index x = fv_i32(NULL, count);
+    x.device = m->device;
+    return x;
+}
+
+static fv_status append_all(const pass_of *p, int copy, fv_error *err)
+{
+    const workload *w = p->w;
+    const fv_rope_desc rope = { .rotary_dim = w->desc.dim };
+    const fv_append_desc desc = { .new_k = rows_at(w, w->k.device + copy * w->k_bytes), .new_v = rows_at(w, w->v.device + copy * w->v_bytes),
+                                  .k = pages_at(w, w->turned.device), .v = pages_at(w, p->v->device),
+                                  .rope = p->what == TURN_AND_APPEND ? &rope : NULL, .slots = on_device(p->slots, w->total_keys),
+                                  .row_positions = p->what == TURN_AND_APPEND ? on_device(&w->positions, w->total_keys) : (fv_index){ 0 },
+                                  .pages = { .page_size = w->desc.page_size, .num_pages = w->num_pages } };
+    return fv_append(w->ctx, &desc, gpu_stream(w->gpu), err);
+}
+
+static fv_status pass(const pass_of *p, int copy, fv_error *err)
+{
+    workload *w = p->w;
+    if (p->what == TURN)
+        return workload_turn(w, copy, err);
+    if (p->what != COPY)
+        return append_all(p, copy, err);
+    gpu_copy(w->gpu, w->turned.device, w->k.device + copy * w->k_bytes, w->k_bytes);
+    if (p->values)
+        gpu_copy(w->gpu, p->v->device, w->v.device + copy * w->v_bytes, w->v_bytes);
+    return FV_OK;
+}
 
 static fv_status make_pass(pass_of *p, fv_error *err)
 {
     workload *w = p->w;
-    fv_status status = workload_turn(w, 0, err);
+    fv_status status = pass(p, 0, err);                 /* loads what a capture may not */
     gpu_capture(w->gpu);
     for (int i = 0; i < w->copies && status == FV_OK; i++)
-        if (p->copying)
-            gpu_copy(w->gpu, w->turned.device, w->k.device + i * w->k_bytes, w->k_bytes);
-        else
-            status = workload_turn(w, i, err);
+        status = pass(p, i, err);
     p->graph = gpu_captured(w->gpu);
     if (status == FV_OK && !p->graph) {
-        snprintf(err->text, sizeof err->text, "fv_rope could not be captured in a graph");
+        snprintf(err->text, sizeof err->text, "calls could not be captured in a graph");
         status = err->status = FV_E_DEVICE;
     }
     return status;
@@ -313,34 +360,56 @@ static double time_pass(void *arg)
     fv_error err = { 0 };
     if (p->graph || make_pass(p, &err) == FV_OK)
         return gpu_time(p->w->gpu, p->graph) / p->w->copies;
-    cli_failed("rope", &err);
+    cli_failed("move", &err);
     return -1;
 }
 
-static bool rope_of_keys(bench *b, const char *name)
+/* Row i of request r goes where the batch's pages have it. */
+static bool make_slots(workload *w, memory *slots)
 {
-    int32_t rows[8], lengths[8];
-    for (int i = 0; i < 8; i++)
-        rows[i] = 1, lengths[i] = 4096;
-    const workload_desc desc = { .q_heads = 40, .kv_heads = 40, .dim = 128, .page_size = 16, .num_requests = 8,
+    if (!memory_allocate(w->gpu, w->total_keys * (int64_t)sizeof(int32_t), slots))
+        return false;
+    int32_t *slot = (int32_t *)(void *)slots->data;
+    for (int64_t e = 0; e < w->total_pages; e++)
+        for (int32_t i = 0; i < w->desc.page_size; i++)
+            slot[e * w->desc.page_size + i] = w->page_ids[e] * w->desc.page_size + i;
+    memory_put(slots, 0, w->total_keys * (int64_t)sizeof(int32_t));
+    return true;
+}
+
+static bool move(bench *b, const char *name, int what, int32_t heads, int32_t requests)
+{
+    int32_t *rows = bench_constant(requests, 1), *lengths = bench_constant(requests, 4096);
+    const workload_desc desc = { .q_heads = heads, .kv_heads = heads, .dim = 128, .page_size = 16, .num_requests = requests,
                                  .rows = rows, .lengths = lengths, .rope_before = true };
     workload w;
-    pass_of pass[] = { { .w = &w }, { .w = &w, .copying = true } };
-    candidate c[] = { { time_pass, &pass[0], { 0 } }, { time_pass, &pass[1], { 0 } } };
-    const bool good = workload_open(b->ctx, b->gpu, &desc, &w) && bench_take_turns(b, c, 2);
+    memory slots = { 0 }, v = { 0 };
+    pass_of passes[] = { { .w = &w, .what = what, .slots = &slots, .v = &v },
+                         { .w = &w, .what = COPY, .values = what != TURN, .v = &v } };
+    candidate c[] = { { time_pass, &passes[0], { 0 } }, { time_pass, &passes[1], { 0 } } };
+    const bool good = workload_open(b->ctx, b->gpu, &desc, &w) && make_slots(&w, &slots) &&
+                      (what == TURN || memory_allocate(b->gpu, w.v_bytes, &v)) && bench_take_turns(b, c, 2);
     if (good) {
-        const double amount = 2e-12 * (double)w.k_bytes;
-        result r = { .goal = "13", .name = name, .unit = "TB/s", .peer = "copy of the same bytes",
+        const double amount = 2e-12 * (double)(w.k_bytes + (what == TURN ? 0 : w.v_bytes));
+        result r = { .goal = what == TURN ? "13" : "0", .name = name, .unit = "TB/s", .peer = "copy of the same bytes",
                      .peer_value = amount / bench_median(&c[1]) };
         bench_set_ours(&r, &c[0], amount, true);
         bench_report(b, &r);
     }
     bench_free(c, 2);
-    gpu_graph_free(b->gpu, pass[0].graph);
-    gpu_graph_free(b->gpu, pass[1].graph);
+    gpu_graph_free(b->gpu, passes[0].graph);
+    gpu_graph_free(b->gpu, passes[1].graph);
+    memory_release(&slots);
+    memory_release(&v);
     workload_close(&w);
+    free(rows);
+    free(lengths);
     return good;
 }
+
+static bool move_turned(bench *b, const char *name) { return move(b, name, TURN, 40, 8); }
+static bool move_appended(bench *b, const char *name) { return move(b, name, APPEND, 8, 16); }
+static bool move_both(bench *b, const char *name) { return move(b, name, TURN_AND_APPEND, 8, 16); }
 
 /* ---- the host's part ---- */
 
@@ -535,7 +604,9 @@ static bool compile_warm(bench *b, const char *name) { return compile_case(b, na
 
 static const bench_case others[] = {
     { "launch of fv_run", launch_overhead },
-    { "rope of keys b=8 L=4096 40 heads", rope_of_keys },
+    { "rope of keys b=8 L=4096 40 heads", move_turned },
+    { "append of keys b=16 L=4096 8 heads", move_appended },
+    { "append of keys turned b=16 L=4096 8 heads", move_both },
     { "plan 256 decodes", plan_decodes },
     { "plan 4096 ragged decodes", plan_ragged },
     { "plan 32 prefills of 8192", plan_prefills },

@@ -23,7 +23,7 @@ expect 0 "62.50..62.50" bench --device cuda:0 --seconds 0 --filter "decode b=1 L
 [ "$(wc -l <"$work/rows.csv")" -eq 2 ] && [ "$(tail -n 1 "$work/rows.csv" | awk -F, '{ print NF }')" -eq 10 ] && ok || bad "a header and a row of ten columns"
 # fv_rope before attention: its kernel is loaded before the capture, in which nothing may be
 expect 0 "own rope before" bench --device cuda:0 --seconds 0 --filter "streaming window=1020 b=8"
-expect 0 "copy of the same bytes" bench --device cuda:0 --seconds 0 --filter "rope of keys"
+expect 0 "copy of the same bytes" bench --device cuda:0 --seconds 0 --filter "of keys"
 expect 0 "trees 16 x 4" bench --device cuda:0 --seconds 0 --filter "trees 16 x 4"
 expect 0 "compile causal softcap window from disk" bench --device cuda:0 --seconds 0 --filter compile
 check "1000 shapes ask for two kernels" grep -qE '^compile 1000 shapes of bf16 dims 128 +kernels +2\.00 ' "$work/out"

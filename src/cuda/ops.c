@@ -342,6 +342,15 @@ static fv_status rope_part(struct fv__cuda *c, const fv__rope_job *job, CUfuncti
     return give_back(&s, status);
 }
 
+/* Vectors of 16 bytes hold 8 elements of a row, or 8 pairs two of them. */
+static bool is_wide(const d_rope *r)
+{
+    const d_tensor *const t[2] = { &r->x, &r->y };
+    for (int i = 0; i < 2; i++)
+        if (((uintptr_t)t[i]->data | (uintptr_t)(2 * t[i]->stride[0]) | (uintptr_t)(2 * t[i]->stride[1])) % 16) return false;
+    return r->x.type == r->y.type && r->x.type <= D_BF16 && r->rotary.dim % 16 == 0 && r->x.width % 8 == 0;
+}
+
 fv_status fv__cuda_rope_rows(fv_ctx *ctx, const fv__rope_job *job, int64_t rows, fv_stream stream, fv_error *err)
 {
     struct fv__cuda *c = ctx->cuda;
@@ -349,6 +358,7 @@ fv_status fv__cuda_rope_rows(fv_ctx *ctx, const fv__rope_job *job, int64_t rows,
     d_rope r = { .x = fv__cuda_tensor(&job->x), .y = fv__cuda_tensor(&job->y), .num_rows = rows, .num_heads = job->num_heads };
     const int64_t part = job->positions->device ? rows : STAGE_BYTES / 8;
     set_rotary(&job->rotary, &r.rotary);
+    r.wide = is_wide(&r);
     FV_TRY(fv__cuda_ops_function(c, FV__CUDA_ROPE, stream, &function, err));
     for (int64_t first = 0; first < rows; first += part)
         FV_TRY(rope_part(c, job, function, &r, first, fv__min64(first + part, rows), stream, err));

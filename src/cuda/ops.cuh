@@ -38,7 +38,8 @@ typedef struct d_rope {
     d_tensor x, y;                      /* [row, head] */
     d_index positions;
     int64_t row_first, num_rows;
-    int32_t num_heads, reserved;
+    int32_t num_heads;
+    int32_t wide;                       /* one type of 16 bits, rows and pairs in vectors of 16 bytes */
     d_rotary rotary;
 } d_rope;
 
@@ -260,7 +261,7 @@ FV_DEVICE void d_turn(int position, float frequency, float &c, float &s)
     c = __uint_as_float(__float_as_uint(q & 1 ? fs : fc) ^ ((q + 1) & 2) << 30);
 }
 
-struct d_turns { float c[D_MAX_DIM / 2], s[D_MAX_DIM / 2]; };   /* of each pair at one position */
+struct alignas(16) d_turns { float c[D_MAX_DIM / 2], s[D_MAX_DIM / 2]; };       /* of each pair at one position */
 
 FV_DEVICE void d_make_turns(const d_rotary &rotary, int position, d_turns &t)
 {

@@ -11,6 +11,7 @@
 #define __CUDA_ARCH__ 900               /* the newest of what the texts ask for */
 #define FV_PTX_CUH                      /* below */
 #include "fibers.h"
+#include "convert.h"
 
 enum { SHARED = 232448, MAX_COPIES = 4096 };
 alignas(1024) unsigned char memory[SHARED];
@@ -112,37 +113,6 @@ static inline void st_shared_v4(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
     memcpy(shared_at(to, 16), x, 16);
 }
 
-static inline float cvt_f32_f16(uint16_t h)
-{
-    const int e = h >> 10 & 31, m = h & 1023;
-    const float x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf((float)(1024 + m), e - 25) : ldexpf((float)m, -24);
-    return h & 0x8000 ? -x : x;
-}
-
-/* To nearest even. */
-static uint16_t to_f16(float x)
-{
-    const uint16_t sign = signbit(x) ? 0x8000 : 0;
-    const double a = fabs((double)x);
-    if (isnan(x)) return sign | 0x7fff;
-    if (a >= 65520.0) return sign | 0x7c00;
-    int e;
-    frexp(a, &e);
-    if (a == 0) return sign;
-    const int unit = (e - 11 < -24 ? -24 : e - 11);             /* of the last place */
-    const double n = nearbyint(ldexp(a, -unit));
-    if (unit == -24) return sign | (uint16_t)n;                 /* subnormal, or just normal */
-    return sign | (uint16_t)((unit + 24) * 1024 + (int)n);      /* n in [1024, 2048]: its 1024 carries into the exponent, which counts one less */
-}
-
-static inline uint16_t to_bf16(float x)
-{
-    const uint32_t u = __float_as_uint(x);
-    return isnan(x) ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
-static inline uint32_t cvt_rn_f16x2(float lo, float hi) { return to_f16(lo) | (uint32_t)to_f16(hi) << 16; }
-static inline uint32_t cvt_rn_bf16x2(float lo, float hi) { return to_bf16(lo) | (uint32_t)to_bf16(hi) << 16; }
 static inline float of_bf16(uint32_t h) { return __uint_as_float(h << 16); }
 
 static inline uint32_t fma_rn_f16x2(uint32_t a, uint32_t b, uint32_t c)

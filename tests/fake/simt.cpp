@@ -5,11 +5,13 @@
 #define STACK (64 << 10)
 #define __shared__ static
 #include "fibers.h"
+#include "convert.h"
 
 static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_t)p; }
 
 /* ------------------------------------------------------------------------------------------------------------- kernels */
 
+#define FV_PTX_CUH                      /* machine instructions: convert.h has those that are met here */
 #include "../../src/cuda/base.cuh"
 #include "../../src/cuda/plan.cuh"
 #include "../../src/cuda/ops.cuh"
