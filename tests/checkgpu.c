@@ -515,7 +515,7 @@ static void check_shape(const shape *s)
 
 /* ------------------------------------------------------------------------------------------------------------- times */
 
-typedef struct timing { const char *name, *q, *k; int hq, hk, dk, dv, page, n, rows, keys; bool causal, v_in_k, softcap, alibi; } timing;
+typedef struct timing { const char *name, *q, *k; int hq, hk, dk, dv, page, n, rows, keys; bool causal, v_in_k, softcap, alibi, rope; } timing;
 
 static const timing timings[] = {
     { "decode b256 L4096 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 256, 1, 4096, .causal = true },
@@ -527,6 +527,10 @@ static const timing timings[] = {
     { "decode b1 L4096 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 1, 1, 4096, .causal = true },
     { "decode b256 L4096 e4m3", "bf16", "fp8_e4m3", 32, 8, 128, 128, 16, 256, 1, 4096, .causal = true },
     { "decode b128 L1024 32/32", "bf16", "bf16", 32, 32, 128, 128, 16, 128, 1, 1024, .causal = true },
+    { "decode b8 L4096 40/40", "bf16", "bf16", 40, 40, 128, 128, 16, 8, 1, 4096, .causal = true },
+    { "decode b32 L252 40/40", "bf16", "bf16", 40, 40, 128, 128, 16, 32, 1, 252, .causal = true },
+    { "decode b8 L4096 40/40 rope", "bf16", "bf16", 40, 40, 128, 128, 16, 8, 1, 4096, .causal = true, .rope = true },
+    { "decode b32 L252 40/40 rope", "bf16", "bf16", 40, 40, 128, 128, 16, 32, 1, 252, .causal = true, .rope = true },
     { "mla decode b64 L4096", "bf16", "bf16", 128, 1, 576, 512, 64, 64, 1, 4096, .causal = true, .v_in_k = true },
     { "prefill 2 x 8192 page 16", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 ragged", "bf16", "bf16", 32, 8, 128, 128, 0, 2, 8192, 8192, .causal = true },
@@ -786,12 +790,13 @@ static double time_shape(const timing *s)
     const int copies = pool * 2 < ((size_t)300 << 20) ? (int)(((size_t)600 << 20) / (pool * 2)) : 2;
     static float slopes[256];
     const fv_tensor of_heads = { .data = slopes, .dtype = "f32", .ndim = 1, .shape = { s->hq }, .stride = { 1 } };
-    const fv_arg cap = { .name = "cap", .number = 30 }, slope = { .name = "slopes", .tensor = &of_heads };
+    const fv_arg cap = { .name = "cap", .number = 30 }, slope = { .name = "slopes", .tensor = &of_heads }, rotary = { .name = "rotary_dim", .number = s->dk };
     const fv_variant_use uses[] = { { .name = "causal" },
                                     s->softcap ? (fv_variant_use){ .name = "softcap", .args = &cap, .num_args = 1 }
+                                    : s->rope  ? (fv_variant_use){ .name = "rope", .args = &rotary, .num_args = 1 }
                                                : (fv_variant_use){ .name = "alibi", .args = &slope, .num_args = 1 } };
     const fv_problem problem = { .q = s->q, .k = s->k, .v = s->v_in_k ? NULL : s->k, .o = s->q, .num_q_heads = s->hq, .num_kv_heads = s->hk,
-                                 .dim_qk = s->dk, .dim_v = s->dv, .variants = uses, .num_variants = s->causal + (s->softcap || s->alibi), .v_in_k = s->v_in_k };
+                                 .dim_qk = s->dk, .dim_v = s->dv, .variants = uses, .num_variants = s->causal + (s->softcap || s->alibi || s->rope), .v_in_k = s->v_in_k };
     const int64_t rows = (int64_t)s->rows * s->n;
     const fv_plan_desc limits = { .max_requests = s->n, .max_rows = rows, .max_kv_tokens = tokens, .max_pages = pages };
     load l = { .copies = copies, .step = pool };
