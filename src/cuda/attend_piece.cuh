@@ -65,12 +65,15 @@ COLD void load_q(args p, int rows)
                 const d_view &v = tail ? q_tail : q;
                 const row_info r = S.rows[i / CHUNKS];
                 from[b] = v.data + r.row * v.stride[0] + r.head * v.stride[1] + 16 * (tail ? chunk - MAIN / N : chunk);
-                if (r.row < 0 || chunk * N >= FV_DK) from[b] = (const char *)zero_row;
+                if (r.row < 0 || chunk * N >= FV_DK) from[b] = nullptr;
             }
 #pragma unroll
             for (int b = 0; b < AT_ONCE; b++) {
                 const int i = i0 + b * NT;
-                if (i < rows * CHUNKS) cp_async_cg_16(Q_AT + q_rows::at(i / CHUNKS, i % CHUNKS), from[b]);
+                const uint32_t to = Q_AT + q_rows::at(i / CHUNKS, i % CHUNKS);
+                if (i >= rows * CHUNKS) break;
+                if (from[b]) cp_async_cg_16(to, from[b]);
+                else st_shared_v4(to, 0, 0, 0, 0);
             }
         }
         return;

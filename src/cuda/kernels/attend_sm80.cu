@@ -112,8 +112,10 @@ typedef fv_rows<K_UNITS> k_rows;
 typedef fv_rows<(FV_VINK ? K_UNITS : V_UNITS)> v_rows;
 typedef fv_rows<Q_UNITS> q_rows;
 
-/* What absent keys are read from: as long as the longest row. */
-static __device__ uint4 zero_row[2 * (K_UNITS > V_UNITS ? K_UNITS : V_UNITS)];
+/* What absent keys are read from: as long as the longest row. Several, as one lies in one part of L2, at which all blocks would queue. */
+enum { ZERO_ROWS = 32 };
+static __device__ uint4 zero_rows[ZERO_ROWS][2 * (K_UNITS > V_UNITS ? K_UNITS : V_UNITS)];
+FV_DEVICE const char *zero_row(int t) { return (const char *)zero_rows[t % ZERO_ROWS]; }
 
 /* ------------------------------------------------------------------------------------------------- shared memory */
 
@@ -423,10 +425,10 @@ FV_DEVICE void publish(args p, shared_memory memory, int tile, page_ids ids)
         if (page_positions >= 0) position = plan_array<int>(p, PLAN.page_positions)[page_positions + entry] + in_page;
     }
     const bool absent_k = !ok && K_WIDE(W.tiles.flags), absent_v = !ok && V_WIDE(W.tiles.flags);
-    S.k_row[r][t] = absent_k ? (int64_t)zero_row : k_from + page * l.k_page + in_page * l.k_key;
-    if (!FV_VINK) S.v_row[r][t] = absent_v ? (int64_t)zero_row : v_from + v_page * l.v_page + in_page * l.v_key;
+    S.k_row[r][t] = absent_k ? (int64_t)zero_row(t) : k_from + page * l.k_page + in_page * l.k_key;
+    if (!FV_VINK) S.v_row[r][t] = absent_v ? (int64_t)zero_row(t) : v_from + v_page * l.v_page + in_page * l.v_key;
 #if FV_TAIL
-    S.tail_row[r][t] = absent_k ? (int64_t)zero_row : W.tail_from + page * l.tail_page + in_page * l.tail_key;
+    S.tail_row[r][t] = absent_k ? (int64_t)zero_row(t) : W.tail_from + page * l.tail_page + in_page * l.tail_key;
 #endif
 #if PAGES_KEPT
     S.page[r][t] = page;
@@ -786,7 +788,7 @@ template <bool IS_V> FV_DEVICE void load_scales(args p, int slot, int tile)
 template <bool IS_V> FV_DEVICE const char *chunk_at(shared_memory memory, int r, int t, int chunk)
 {
     typedef source<IS_V> src;
-    if (src::DIM < src::CHUNKS * src::N && chunk * src::N >= src::DIM) return (const char *)zero_row;
+    if (src::DIM < src::CHUNKS * src::N && chunk * src::N >= src::DIM) return zero_row(t);
     if (src::MAIN < src::DIM && chunk * src::N >= src::MAIN) return (const char *)src::tail_row(memory, r, t) + 16 * (chunk - src::MAIN / src::N);
     return (const char *)src::row(memory, r, t) + 16 * chunk;
 }
