@@ -66,12 +66,17 @@ fv_status fv__cuda_ops_warm(fv_ctx *ctx, fv_error *err)
     return FV_OK;
 }
 
-static fv_status launch(const struct fv__cuda *c, CUfunction function, int64_t blocks, int64_t parts, void *parameters, CUstream stream,
-                        fv_error *err)
+static fv_status launch_warps(const struct fv__cuda *c, CUfunction function, int64_t blocks, int64_t parts, int warps, void *parameters,
+                              CUstream stream, fv_error *err)
 {
     const fv__cuda_launch l = { .function = function, .stream = stream, .grid = { (unsigned)blocks, (unsigned)parts, 1 },
-                                .block = { 32 * D_WARPS, 1, 1 } };
+                                .block = { 32 * (unsigned)warps, 1, 1 } };
     return fv__cuda_launch_kernel(c->device, &l, (void *[]){ parameters }, err);
+}
+
+static fv_status launch(const struct fv__cuda *c, CUfunction function, int64_t blocks, int64_t parts, void *parameters, CUstream stream, fv_error *err)
+{
+    return launch_warps(c, function, blocks, parts, D_WARPS, parameters, stream, err);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- the ring */
@@ -226,7 +231,24 @@ static int64_t parts_of(const struct fv__cuda *c, int64_t rows, int64_t items)
     return fv__max64(fv__min64(wanted, fill / fv__max64(rows, 1)), 1);
 }
 
+/* One type of 16 bits, and rows of both that are vectors of 16 bytes, also where `turned` elements of them are pairs; strides in elements. */
+static bool is_wide(const d_tensor *a, const d_tensor *b, int turned)
+{
+    uintptr_t all = (uintptr_t)a->data | (uintptr_t)b->data | (uintptr_t)(2 * a->width);
+    for (int i = 0; i < 3; i++) all |= (uintptr_t)(2 * a->stride[i]) | (uintptr_t)(2 * b->stride[i]);
+    return all % 16 == 0 && a->type == b->type && a->type <= D_BF16 && turned % 16 == 0;
+}
+
 /* -------------------------------------------------------------------------------------------------------------- append */
+
+/* What is stored as it came, turned at most. */
+static int wide_of(const d_append *a)
+{
+    const bool k = a->k_scale.kind == D_SCALE_NONE && !a->new_k_tail.data && is_wide(&a->new_k, &a->k, a->rotary.dim),
+               v = a->new_v.data && a->v_scale.kind == D_SCALE_NONE && is_wide(&a->new_v, &a->v, 0),
+               q = a->num_q_heads && is_wide(&a->q, &a->q_out, a->rotary.dim);
+    return (k ? D_WIDE_K : 0) | (v ? D_WIDE_V : 0) | (q ? D_WIDE_Q : 0);
+}
 
 static void fill_append(const struct fv__cuda *c, const fv__cuda_append *call, d_append *a)
 {
@@ -259,6 +281,7 @@ static void fill_append(const struct fv__cuda *c, const fv__cuda_append *call, d
     a->num_q_heads = j->q.data ? j->num_q_heads : 0;
     a->checked = j->checked;
     set_rotary(&j->rotary, &a->rotary);
+    a->wide = wide_of(a);
 }
 
 /* Rows [first, last) whose slots the host has made. */
@@ -304,9 +327,12 @@ static fv_status append_part(struct fv__cuda *c, const fv__cuda_append *call, CU
     const int64_t items = (int64_t)a->num_kv_heads * (a->new_v.data ? 2 : 1) + a->num_q_heads;
     fv_status status = call->placed ? put_slots(&s, call->job, first, last, a) : put_arrays(&s, call->desc, call->rows, a);
     a->row_first = first;
+    a->row_end = last;
     a->num_rows = call->rows;
+    a->parts = (int32_t)fv__max64(fv__min64(items, 16 * (int64_t)c->device->facts.num_sms / fv__max64(last - first, 1)), 1);
     if (status == FV_OK) status = send(&s);
-    if (status == FV_OK) status = launch(c, function, last - first, parts_of(c, last - first, items), a, stream, err);
+    if (status == FV_OK)
+        status = launch_warps(c, function, fv__div_up((last - first) * a->parts, D_APPEND_WARPS), 1, D_APPEND_WARPS, a, stream, err);
     return give_back(&s, status);
 }
 
@@ -342,15 +368,6 @@ static fv_status rope_part(struct fv__cuda *c, const fv__rope_job *job, CUfuncti
     return give_back(&s, status);
 }
 
-/* Vectors of 16 bytes hold 8 elements of a row, or 8 pairs two of them. */
-static bool is_wide(const d_rope *r)
-{
-    const d_tensor *const t[2] = { &r->x, &r->y };
-    for (int i = 0; i < 2; i++)
-        if (((uintptr_t)t[i]->data | (uintptr_t)(2 * t[i]->stride[0]) | (uintptr_t)(2 * t[i]->stride[1])) % 16) return false;
-    return r->x.type == r->y.type && r->x.type <= D_BF16 && r->rotary.dim % 16 == 0 && r->x.width % 8 == 0;
-}
-
 fv_status fv__cuda_rope_rows(fv_ctx *ctx, const fv__rope_job *job, int64_t rows, fv_stream stream, fv_error *err)
 {
     struct fv__cuda *c = ctx->cuda;
@@ -358,7 +375,7 @@ fv_status fv__cuda_rope_rows(fv_ctx *ctx, const fv__rope_job *job, int64_t rows,
     d_rope r = { .x = fv__cuda_tensor(&job->x), .y = fv__cuda_tensor(&job->y), .num_rows = rows, .num_heads = job->num_heads };
     const int64_t part = job->positions->device ? rows : STAGE_BYTES / 8;
     set_rotary(&job->rotary, &r.rotary);
-    r.wide = is_wide(&r);
+    r.wide = is_wide(&r.x, &r.y, r.rotary.dim);
     FV_TRY(fv__cuda_ops_function(c, FV__CUDA_ROPE, stream, &function, err));
     for (int64_t first = 0; first < rows; first += part)
         FV_TRY(rope_part(c, job, function, &r, first, fv__min64(first + part, rows), stream, err));

@@ -12,6 +12,7 @@
 
 enum { D_F16, D_BF16, D_F32, D_E4M3, D_E5M2, D_INT8, D_E2M1 };
 enum { D_MAX_DIM = 576, D_WARPS = 8, D_STATES = 56, D_COPIES = 128 };
+enum { D_APPEND_WARPS = 4, D_WIDE_K = 1, D_WIDE_V = 2, D_WIDE_Q = 4 };
 enum { D_SCALE_NONE, D_SCALE_TENSOR, D_SCALE_HEAD, D_SCALE_TOKEN_HEAD };
 
 /* Element [i, j, k, d]; strides in elements. Ragged caches are pages of one token. data null: absent. */
@@ -21,16 +22,19 @@ typedef struct d_row_scale { float *data; int64_t stride[3]; float number; int32
 typedef struct d_rotary { int32_t dim, interleaved; float frequencies[D_MAX_DIM / 2]; } d_rotary;
 
 typedef struct d_append {
-    d_tensor new_k, new_k_tail, new_v, k, k_tail, v, k_blocks, v_blocks, q, q_out;
+    d_tensor new_k, new_k_tail, new_v, k, k_tail, v, k_blocks, v_blocks, q, q_out, no_tail;
     d_row_scale k_scale, v_scale;
     d_index slots, v_slots;             /* given: where each row goes; nothing below but row_positions is looked at */
     d_index rows, lengths, first_positions, row_positions;
     d_index indptr, ids, v_ids, table_rows, kv_indptr;
-    int64_t num_requests, row_first, num_rows;          /* this launch has rows [row_first, num_rows) */
+    int64_t num_requests, row_first, num_rows;          /* of all rows num_rows, this launch begins at row_first */
     int64_t num_pages, num_slots, num_ids, table_width, table_stride;
     struct d_faults *faults, *faults_host;
+    int64_t row_end;                    /* ... of which it does [row_first, row_end) */
     int32_t page_size;                  /* 0: ragged */
     int32_t num_kv_heads, num_q_heads, checked;
+    int32_t parts;                      /* warps of a row */
+    int32_t wide;                       /* which of K, V, Q are (rows.cuh) and are stored as they are, turned at most */
     d_rotary rotary;
 } d_append;
 
@@ -263,9 +267,9 @@ FV_DEVICE void d_turn(int position, float frequency, float &c, float &s)
 
 struct alignas(16) d_turns { float c[D_MAX_DIM / 2], s[D_MAX_DIM / 2]; };       /* of each pair at one position */
 
-FV_DEVICE void d_make_turns(const d_rotary &rotary, int position, d_turns &t)
+FV_DEVICE void d_make_turns(const d_rotary &rotary, int position, d_turns &t, int thread, int threads)
 {
-    for (int i = threadIdx.x; i < rotary.dim / 2; i += blockDim.x) d_turn(position, rotary.frequencies[i], t.c[i], t.s[i]);
+    for (int i = thread; i < rotary.dim / 2; i += threads) d_turn(position, rotary.frequencies[i], t.c[i], t.s[i]);
 }
 
 /* The first rotary.dim elements of a row in shared memory; each pair is one lane's. */

@@ -15,6 +15,7 @@ static inline uint64_t __cvta_generic_to_shared(const void *p) { return (uint64_
 #include "../../src/cuda/base.cuh"
 #include "../../src/cuda/plan.cuh"
 #include "../../src/cuda/ops.cuh"
+#include "../../src/cuda/rows.cuh"
 #include "../../src/cuda/companions.cuh"
 #include "../../src/cuda/sample.cuh"
 namespace of_append {

@@ -1,33 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* append.cu -- new keys and values into the cache in one launch: rotate, quantise, scatter; rows of Q may turn along. Any sm_80 or later.
  *
- * A block has one row. Its first warp finds the row's request in the row offsets, 32 candidates at a time, and its slots in the page table, both as
- * they are on the device now; its threads make the row's sines once for all heads; then each warp takes heads of K, V and Q in turn. What the tables
- * say wrong (an id or a slot outside of the pool, a length below the rows that it counts) goes to the error word, and the row is left out.
+ * A warp has one row, or one part of it where rows are few. It finds the row's request in the row offsets, 32 candidates at a time, and its slots in the
+ * page table, both as they are on the device now, and makes the row's sines once for all heads. K, V and Q that are wide (rows.cuh) go in pieces through
+ * registers; else their heads go one by one as floats through the warp's shared memory. What the tables say wrong (an id or a slot outside of the pool, a
+ * length below the rows that it counts) goes to the error word, and the row is left out.
  *
- * Blocks are (rows, parts): few rows are spread over several blocks by heads. A row of 8 heads of 128 in 16 bits moves 8 KB: latency decides, not
- * arithmetic (a hundred double operations for each pair of the rotation, on 1/64 rate hardware still below the memory's time).
+ * A row of 8 heads of 128 in 16 bits moves 8 KB, behind a chain of three or four loads: it is the number of rows under way that decides. With a row a
+ * block, 16 bits went at 1.1 TB/s, turned at 0.6, where a copy goes at 4.2 (H200). A hundred double operations for each pair of the rotation are, on 1/64
+ * rate hardware too, below the memory's time.
  *
  * checkjit: --fmad=false */
 #ifdef __CUDACC_RTC__                   /* the host half is ../ops.c */
 #include "base.cuh"
 #include "plan.cuh"
 #include "ops.cuh"
+#include "rows.cuh"
 
 struct place { int64_t page, token; int ok; };
 
+/* A warp's. */
 struct shared {
     d_turns turns;
-    float rows[D_WARPS][2 * D_MAX_DIM];
+    float row[2 * D_MAX_DIM];
     place k, v;
-    int position, live;
+    int position, live, part;
 };
 
 typedef const d_append &args;
 
-FV_DEVICE void fault(args p, int what, int64_t request, int64_t slot, int64_t value, int64_t count)
+FV_DEVICE void fault(args p, const shared &s, int what, int64_t request, int64_t slot, int64_t value, int64_t count)
 {
-    if (blockIdx.y == 0) d_fault(p.faults, p.faults_host, what, request, slot, value, count);
+    if (s.part == 0) d_fault(p.faults, p.faults_host, what, request, slot, value, count);
 }
 
 /* ------------------------------------------------------------------------------------------------------ where a row goes */
@@ -46,10 +50,10 @@ FV_DEVICE int64_t find_request(args p, int64_t row, int lane)
     return lo;
 }
 
-FV_DEVICE place slot_place(args p, int64_t row, int64_t slot)
+FV_DEVICE place slot_place(args p, const shared &s, int64_t row, int64_t slot)
 {
     place x = { 0, 0, slot >= 0 && slot < p.num_slots };
-    if (!x.ok && slot != -1) fault(p, 6, row, 0, slot, 1);
+    if (!x.ok && slot != -1) fault(p, s, 6, row, 0, slot, 1);
     if (x.ok) {
         x.page = p.page_size ? slot / p.page_size : slot;
         x.token = p.page_size ? slot - x.page * p.page_size : 0;
@@ -58,17 +62,17 @@ FV_DEVICE place slot_place(args p, int64_t row, int64_t slot)
 }
 
 /* Key `key` of request r by the id at entry `entry` of its list. */
-FV_DEVICE place page_place(args p, const d_index &ids, int64_t row, int64_t r, int64_t table, int64_t room, int64_t key)
+FV_DEVICE place page_place(args p, const shared &s, const d_index &ids, int64_t row, int64_t r, int64_t table, int64_t room, int64_t key)
 {
     const int64_t entry = key / p.page_size;
     place x = { 0, key - entry * p.page_size, 0 };
     if (entry >= room || table + entry < 0 || table + entry >= p.num_ids) {
-        fault(p, 6, row, entry, key, 1);
+        fault(p, s, 6, row, entry, key, 1);
         return x;
     }
     x.page = d_read(ids, table + entry);
     x.ok = x.page >= 0 && x.page < p.num_pages;
-    if (!x.ok) fault(p, 1, r, entry, x.page, 1);
+    if (!x.ok) fault(p, s, 1, r, entry, x.page, 1);
     return x;
 }
 
@@ -90,24 +94,24 @@ FV_DEVICE void locate_by_table(args p, shared &s, int64_t row, int64_t r)
     const int64_t first_row = p.rows.data ? d_read(p.rows, r) : r, end_row = p.rows.data ? d_read(p.rows, r + 1) : r + 1;
     int64_t table, room;
     if (row < first_row || row >= end_row) {            /* past the last live row, or offsets that do not ascend */
-        if (r < p.num_requests - 1 || row < first_row) fault(p, 3, r, 0, end_row, 1);
+        if (r < p.num_requests - 1 || row < first_row) fault(p, s, 3, r, 0, end_row, 1);
         return;
     }
     table_of(p, r, table, room);
     const int64_t length = p.lengths.data ? d_read(p.lengths, r) : room, key = length - (end_row - row);
     if (length < end_row - first_row || length >= 1 << 30) {
-        fault(p, 2, r, 0, length, 1);
+        fault(p, s, 2, r, 0, length, 1);
         return;
     }
     s.live = 1;
     s.position = (int)((p.first_positions.data ? d_read(p.first_positions, r) : 0) + key);
     if (p.page_size) {
-        s.k = page_place(p, p.ids, row, r, table, room, key);
-        s.v = p.v_ids.data ? page_place(p, p.v_ids, row, r, table, room, key) : s.k;
+        s.k = page_place(p, s, p.ids, row, r, table, room, key);
+        s.v = p.v_ids.data ? page_place(p, s, p.v_ids, row, r, table, room, key) : s.k;
     } else {
         s.k = { table + key, 0, key < room && table >= 0 && table + key < p.num_slots };
         s.v = s.k;
-        if (!s.k.ok) fault(p, 6, row, 0, table + key, 1);
+        if (!s.k.ok) fault(p, s, 6, row, 0, table + key, 1);
     }
 }
 
@@ -119,14 +123,14 @@ FV_DEVICE void locate(args p, shared &s, int64_t row, int lane)
     if (p.slots.data) {
         s.live = 1;
         s.position = 0;
-        s.k = slot_place(p, row, d_read(p.slots, row));
-        s.v = p.v_slots.data ? slot_place(p, row, d_read(p.v_slots, row)) : s.k;
+        s.k = slot_place(p, s, row, d_read(p.slots, row));
+        s.v = p.v_slots.data ? slot_place(p, s, row, d_read(p.v_slots, row)) : s.k;
         if (p.row_positions.data) s.position = (int)d_read(p.row_positions, row);
         return;
     }
     if (r >= p.num_requests) return;
     if (row == p.num_rows - 1 && p.rows.data && d_read(p.rows, p.num_requests) > p.num_rows)
-        fault(p, 3, p.num_requests, 0, d_read(p.rows, p.num_requests), 1);
+        fault(p, s, 3, p.num_requests, 0, d_read(p.rows, p.num_requests), 1);
     locate_by_table(p, s, row, r);
     if (p.row_positions.data) s.position = (int)d_read(p.row_positions, row);
 }
@@ -231,34 +235,58 @@ FV_DEVICE void append_head(args p, const shared &s, const d_tensor &from, const 
     __syncwarp();
 }
 
-extern "C" __global__ void __launch_bounds__(D_THREADS, 3) append(const __grid_constant__ d_append p)
+FV_DEVICE d_heads cache_heads(const d_tensor &t, const place &at)
 {
-    __shared__ shared s;
-    const int64_t row = p.row_first + blockIdx.x;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    return { t.data + 2 * (at.page * t.stride[0] + at.token * t.stride[1]), 2 * t.stride[2] };
+}
+
+/* This warp's part of a row's wide heads. */
+D_SHARED_CODE void move_wide(args p, const shared &s, const d_tensor &t, const d_heads &from, const d_heads &to, int heads, int turned, int lane)
+{
+    d_move_row(t.type, p.rotary, turned, s.turns, t.width, from, to, heads, s.part * 32 + lane, p.parts * 32, [] { return true; });
+}
+
+/* The row's heads that are wide: all of K, all of V, all of Q, or none of each. */
+FV_DEVICE void move_row(args p, const shared &s, int64_t row, int lane)
+{
+    const int turned = p.rotary.dim;
+    if (p.wide & D_WIDE_K && s.k.ok) move_wide(p, s, p.new_k, d_heads_of(p.new_k, row), cache_heads(p.k, s.k), p.num_kv_heads, turned, lane);
+    if (p.wide & D_WIDE_V && s.v.ok) move_wide(p, s, p.new_v, d_heads_of(p.new_v, row), cache_heads(p.v, s.v), p.num_kv_heads, 0, lane);
+    if (p.wide & D_WIDE_Q) move_wide(p, s, p.q, d_heads_of(p.q, row), d_heads_of(p.q_out, row), p.num_q_heads, turned, lane);
+}
+
+/* The others, head by head. */
+FV_DEVICE void convert_row(args p, shared &s, int64_t row, int lane)
+{
     const int heads = p.num_kv_heads, values = p.new_v.data ? heads : 0, items = heads + values + p.num_q_heads;
-    __shared__ d_tensor none;
-    if (threadIdx.x == 0) none.data = nullptr;
-    if (warp == 0) locate(p, s, row, lane);
-    __syncthreads();
-    if (!s.live) return;
-    if (p.rotary.dim) {
-        d_make_turns(p.rotary, s.position, s.turns);
-        __syncthreads();
-    }
 #pragma unroll 1
-    for (int i = blockIdx.y * D_WARPS + warp; i < items; i += gridDim.y * D_WARPS) {
-        float *room = s.rows[warp];
-        if (i >= heads + values) {
-            d_turn_head(p.rotary, s.turns, p.q, p.q_out, row, i - heads - values, room, lane);
-            continue;
-        }
-        const bool is_k = i < heads;
+    for (int i = s.part; i < items; i += p.parts) {
+        const bool is_k = i < heads, is_q = i >= heads + values;
+        if (p.wide & (is_k ? D_WIDE_K : is_q ? D_WIDE_Q : D_WIDE_V)) continue;
         const place &at = is_k ? s.k : s.v;
-        if (at.ok)
-            append_head(p, s, is_k ? p.new_k : p.new_v, is_k ? p.new_k_tail : none, is_k ? p.k : p.v, p.k_tail, is_k ? p.k_blocks : p.v_blocks,
-                        is_k ? p.k_scale : p.v_scale, at, is_k && p.rotary.dim > 0, row, is_k ? i : i - heads, room, lane);
+        if (is_q) d_turn_head(p.rotary, s.turns, p.q, p.q_out, row, i - heads - values, s.row, lane);
+        else if (at.ok)
+            append_head(p, s, is_k ? p.new_k : p.new_v, is_k ? p.new_k_tail : p.no_tail, is_k ? p.k : p.v, p.k_tail, is_k ? p.k_blocks : p.v_blocks,
+                        is_k ? p.k_scale : p.v_scale, at, is_k && p.rotary.dim > 0, row, is_k ? i : i - heads, s.row, lane);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * D_APPEND_WARPS, 7) append(const __grid_constant__ d_append p)
+{
+    __shared__ shared warps[D_APPEND_WARPS];
+    shared &s = warps[threadIdx.x / 32];
+    const int64_t item = (int64_t)blockIdx.x * D_APPEND_WARPS + threadIdx.x / 32, row = p.row_first + item / p.parts;
+    const int lane = threadIdx.x % 32;
+    if (row >= p.row_end) return;
+    if (lane == 0) s.part = (int)(item % p.parts);
+    __syncwarp();
+    locate(p, s, row, lane);
+    __syncwarp();
+    if (!s.live) return;
+    if (p.rotary.dim) d_make_turns(p.rotary, s.position, s.turns, lane, 32);
+    __syncwarp();
+    move_row(p, s, row, lane);
+    convert_row(p, s, row, lane);
 }
 #else
 typedef int fv__append_has_no_host_code;
