@@ -351,6 +351,14 @@ fv_status fv__cuda_append_rows(fv_ctx *ctx, const fv__cuda_append *call, fv_stre
 
 /* ---------------------------------------------------------------------------------------------------------------- rope */
 
+/* Of a block that has one part of a row. */
+static int rope_warps(const d_rope *r, int64_t parts)
+{
+    if (!r->wide) return D_WARPS;
+    const int64_t each = r->rotary.dim / 16 + (r->x.width - r->rotary.dim) / 8, pieces = fv__div_up(r->num_heads * each, parts);
+    return (int)fv__max64(fv__div_up(fv__div_up(pieces, fv__div_up(pieces, 32 * D_WARPS)), 32), 2);
+}
+
 static fv_status rope_part(struct fv__cuda *c, const fv__rope_job *job, CUfunction function, d_rope *r, int64_t first, int64_t last, CUstream stream,
                            fv_error *err)
 {
@@ -364,7 +372,8 @@ static fv_status rope_part(struct fv__cuda *c, const fv__rope_job *job, CUfuncti
     r->positions.data = (const char *)r->positions.data - first * r->positions.stride * size;
     r->row_first = first;
     if (status == FV_OK) status = send(&s);
-    if (status == FV_OK) status = launch(c, function, last - first, parts_of(c, last - first, r->num_heads), r, stream, err);
+    const int64_t parts = parts_of(c, last - first, r->num_heads);
+    if (status == FV_OK) status = launch_warps(c, function, last - first, parts, rope_warps(r, parts), r, stream, err);
     return give_back(&s, status);
 }
 

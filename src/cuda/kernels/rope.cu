@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope.cu -- rows of x turned into y, which may be x itself. A block has one row, whose sines are made once. Usual rows go from registers to registers
- * (d_move_row); all others through shared memory as floats, a head a warp.
+ * (d_move_row), by as many warps as have equally much to do; all others through shared memory as floats, a head a warp.
  *
  * checkjit: --fmad=false */
 #ifdef __CUDACC_RTC__                   /* the host half is ../ops.c */
@@ -15,18 +15,18 @@ FV_DEVICE void turn_wide_row(args p, d_turns &turns, int64_t row)
 {
     const d_heads from = d_heads_of(p.x, row), to = d_heads_of(p.y, row);
     const auto make = [&] {
-        if (p.rotary.dim) d_make_turns(p.rotary, (int)d_read(p.positions, row), turns, threadIdx.x, D_THREADS);
+        if (p.rotary.dim) d_make_turns(p.rotary, (int)d_read(p.positions, row), turns, threadIdx.x, blockDim.x);
         __syncthreads();
         return true;
     };
-    d_move_row(p.x.type, p.rotary, p.rotary.dim, turns, p.x.width, from, to, p.num_heads, blockIdx.y * D_THREADS + threadIdx.x, gridDim.y * D_THREADS, make);
+    d_move_row(p.x.type, p.rotary, p.rotary.dim, turns, p.x.width, from, to, p.num_heads, blockIdx.y * blockDim.x + threadIdx.x, gridDim.y * blockDim.x, make);
 }
 
 FV_DEVICE void turn_row(args p, d_turns &turns, int64_t row)
 {
     __shared__ float rows[D_WARPS][D_MAX_DIM];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (p.rotary.dim) d_make_turns(p.rotary, (int)d_read(p.positions, row), turns, threadIdx.x, D_THREADS);
+    if (p.rotary.dim) d_make_turns(p.rotary, (int)d_read(p.positions, row), turns, threadIdx.x, blockDim.x);
     __syncthreads();
     for (int h = blockIdx.y * D_WARPS + warp; h < p.num_heads; h += gridDim.y * D_WARPS)
         d_turn_head(p.rotary, turns, p.x, p.y, row, h, rows[warp], lane);
