@@ -173,13 +173,15 @@ static bool in_bytes(const fv__attend_config *c) { return bits_of(c->k_stored) =
 
 /* Stages and blocks for the kinds and the tile: as many bytes on their way as an SM holds. Several blocks an SM need registers: 3 x 128 threads of
  * 168 registers for 16 rows, 4 of 128 where K and V are bytes; 2 of 255 else, 1 of 256 threads. On an H200 3 blocks read 16-bit K and V as fast as 4
- * (b256 4.24 TB/s, 4.22) and leave less to merge (b16 2.61 TB/s, 2.43; one request of 4096 keys 0.58, 0.50). */
+ * (b256 4.24 TB/s, 4.22) and leave less to merge (b16 2.61 TB/s, 2.43; one request of 4096 keys 0.58, 0.50). Where keys are turned on their way, warps wait
+ * for themselves rather than for memory: 4 blocks of two stages (40/40 heads, 32 requests of 252 keys: 79 us, 84; of 4092 keys 8 requests 192, 193). */
 static bool choose_stages(fv__attend_config *c, const fv__attend_device *d)
 {
-    const int most = c->warps == 8 ? 1 + (c->rows <= 16 && c->dim_v <= 256) : c->rows <= 16 ? (in_bytes(c) ? 4 : 3) : 2;
+    const bool busy = c->rows <= 16 && c->warps == 4 && c->keys_turned;
+    const int most = c->warps == 8 ? 1 + (c->rows <= 16 && c->dim_v <= 256) : c->rows <= 16 ? (in_bytes(c) || busy ? 4 : 3) : 2;
     int best = 0, stages = 0, shared = 0, blocks = 0;
     choose_look(c);
-    for (int s = c->tile > 64 ? 2 : 3; s >= 1; s--) {
+    for (int s = c->tile > 64 || busy ? 2 : 3; s >= 1; s--) {
         c->stages = s;
         c->shared_bytes = count_shared(c);
         const int n = fit_blocks(c, d, most), score = n * (4 * (s - 1) + 1);

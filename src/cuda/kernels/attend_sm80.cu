@@ -137,7 +137,8 @@ enum {
 };
 
 /* How a pair turns from one position to the next: as a part of a turn (simt.cuh), and its sine and cosine; those of AT_ONCE positions. */
-enum { KEY_RUN = FV_T / FV_WARPS, KEYS_AT_ONCE = KEY_RUN < 4 ? KEY_RUN : 4 };      /* keys of a warp whose hooks are in place; of them at once */
+enum { KEY_RUN = FV_T / FV_WARPS };                         /* keys of a warp whose hooks are in place ... */
+enum { KEYS_AT_ONCE = FV_CTAS * FV_WARPS >= 16 ? 2 : KEY_RUN < 4 ? KEY_RUN : 4 };       /* ... of them at once: as many as there are registers for */
 struct alignas(16) pair_turn { v_step step; float s, c, far_s, far_c, reserved[2]; };
 
 struct row_info { int pos, row, request, head; };       /* of a packed row; row -1: none */
@@ -655,8 +656,9 @@ template <bool INTERLEAVED> FV_DEVICE void hook_rows(args p, int slot, int tile,
                 s[i][0] = next_s[i];
                 c[i][0] = next_c[i];
             }
-            x_at = (x_at ^ SWAP * N) + N * k_rows::stride;
-            y_at = (y_at ^ SWAP * N) + N * k_rows::stride;
+            const int swap = SWAP * (N == 4 ? 4 : (t ^ (t + N)) & 7);
+            x_at = (x_at ^ swap) + N * k_rows::stride;
+            y_at = (y_at ^ swap) + N * k_rows::stride;
         }
     }
 }
