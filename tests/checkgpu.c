@@ -51,6 +51,11 @@ static const shape shapes[] = {
     { "q_longer", "f16", NULL, NULL, 4, 2, 64, 64, 16, 3, { 10, 5, 3 }, { 4, 0, 1 }, .causal = true },
     { "window", "bf16", NULL, NULL, 8, 2, 128, 128, 16, 2, { 200, 3 }, { 400, 500 }, .causal = true, .left = 70 },
     { "softcap_alibi", "f16", NULL, NULL, 8, 2, 128, 128, 16, 2, { 70, 3 }, { 100, 500 }, .causal = true, .softcap = 5, .alibi = true },
+    { "softcap_near", "bf16", NULL, NULL, 8, 2, 128, 128, 16, 3, { 300, 70, 1 }, { 300, 500, 130 }, .causal = true, .softcap = 50 },
+    { "softcap_far", "bf16", NULL, NULL, 4, 2, 64, 64, 16, 2, { 150, 3 }, { 200, 500 }, .causal = true, .softcap = 0.5 },
+    { "softcap_dim256", "bf16", NULL, NULL, 4, 2, 256, 256, 16, 2, { 150, 1 }, { 260, 200 }, .causal = true, .softcap = 2 },
+    { "alibi_steep", "bf16", NULL, NULL, 32, 8, 128, 128, 16, 2, { 300, 1 }, { 400, 500 }, .causal = true, .alibi = true },
+    { "alibi_invariant", "bf16", NULL, NULL, 32, 8, 128, 128, 16, 2, { 300, 1 }, { 400, 500 }, .causal = true, .invariant = true, .alibi = true },
     { "sink", "bf16", NULL, NULL, 8, 2, 64, 64, 16, 3, { 70, 1, 2 }, { 100, 500, 0 }, .causal = true, .sink = true },
     { "rope", "f16", NULL, NULL, 8, 2, 128, 128, 16, 2, { 20, 1 }, { 60, 130 }, .causal = true, .rope = true },
     { "mask", "f16", NULL, NULL, 4, 2, 64, 64, 16, 2, { 20, 40 }, { 60, 130 }, .mask = true },
@@ -542,6 +547,10 @@ static const timing timings[] = {
     { "prefill 2 x 8192 alibi", "bf16", "bf16", 32, 8, 128, 128, 16, 2, 8192, 8192, .causal = true, .alibi = true },
     { "prefill 2 x 8192 d64", "bf16", "bf16", 32, 32, 64, 64, 16, 2, 8192, 8192, .causal = true },
     { "prefill 2 x 8192 d256", "bf16", "bf16", 16, 8, 256, 256, 16, 2, 8192, 8192, .causal = true },
+    { "prefill 2 x 8192 d64 softcap", "bf16", "bf16", 32, 32, 64, 64, 16, 2, 8192, 8192, .causal = true, .softcap = true },
+    { "prefill 2 x 8192 d64 alibi", "bf16", "bf16", 32, 32, 64, 64, 16, 2, 8192, 8192, .causal = true, .alibi = true },
+    { "prefill 2 x 8192 d256 softcap", "bf16", "bf16", 16, 8, 256, 256, 16, 2, 8192, 8192, .causal = true, .softcap = true },
+    { "prefill 2 x 8192 d256 alibi", "bf16", "bf16", 16, 8, 256, 256, 16, 2, 8192, 8192, .causal = true, .alibi = true },
 };
 
 static const char noise_text[] =
@@ -789,6 +798,7 @@ static double time_shape(const timing *s)
     const size_t pool = (size_t)(tokens * s->hk * (s->dk > s->dv ? s->dk : s->dv)) * (size_t)bits / 8;
     const int copies = pool * 2 < ((size_t)300 << 20) ? (int)(((size_t)600 << 20) / (pool * 2)) : 2;
     static float slopes[256];
+    for (int h = 0; h < s->hq; h++) slopes[h] = (float)exp2(-8.0 * (h + 1) / s->hq);
     const fv_tensor of_heads = { .data = slopes, .dtype = "f32", .ndim = 1, .shape = { s->hq }, .stride = { 1 } };
     const fv_arg cap = { .name = "cap", .number = 30 }, slope = { .name = "slopes", .tensor = &of_heads }, rotary = { .name = "rotary_dim", .number = s->dk };
     const fv_variant_use uses[] = { { .name = "causal" },

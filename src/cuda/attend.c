@@ -548,7 +548,7 @@ char *fv__attend_text(const fv__problem *p, const fv__attend_config *c)
     }
     put_uses(&w, p);
     for (int h = 0; h < FV__NUM_HOOKS; h++) if (has_hook(p, h)) put(&w, "#define FV_HAS_%s\n", hook_names[h]);
-    put_chain(&w, p, FV__HOOK_SCORE, "fv_score(float s, const fv_uses &u, const v_at &at)", "s", "");
+    put_chain(&w, p, FV__HOOK_SCORE, "fv_score(float s, const fv_uses &u, const v_at &at, v_way &way)", "s", ", way");
     put_visible(&w, p);
     put_sinks(&w, p);
     put_turns(&w, p, FV__HOOK_QUERY, "fv_query");

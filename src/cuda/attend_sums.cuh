@@ -218,7 +218,11 @@ template <int MT, int WR, int WV, int WK> KIND_CODE void sum_rows(args p)
         float s[MT][ST][4];
         scores<MT, WR, ST>(memory, s, SLOT_AT(tile), me.row, me.key);
         /* keys stay while W goes from rows to rows, so what W says of bad pages is of other keys */
-        see<MT, WR, ST>(p, s, is_clear(W.tiles, tile) && !has_bad(tile), SLOT_AT(tile), tile, me);
+        hooked<MT> hooks;
+#if FV_SCALED
+        find_hooked<MT, WR>(p, hooks, me);
+#endif
+        see<MT, WR, ST>(p, s, is_clear(W.tiles, tile) && !has_bad(tile), SLOT_AT(tile), tile, me, hooks);
         add_weights<MT, WR, ST>(p, s, lse, factor, tile, me);
     }
 }

@@ -40,8 +40,12 @@
 #define FV_PAIRS(dim, kind) \
     VFN int32_t FV_DO(pairs)(const FV_ARGS *a, bool *interleaved) { *interleaved = a->kind != 0; return a->dim; }
 
+/* Words that have a near way (simt.cuh) find which one they go in fv_way: this one, or the parameter of the same name of a hook on scores. */
+static constexpr v_any_way fv_way = { };
+#define v_tanh(...) v_tanh_by(__VA_ARGS__, fv_way)
+
 #define FV_HOOK_HEAD(type, hook) VFN type FV_DO(hook)(const FV_ARGS *a, const v_at &at
-#define FV_SCORE FV_HOOK_HEAD(v_f32, SCORE), v_f32 s)
+#define FV_SCORE FV_HOOK_HEAD(v_f32, SCORE), v_f32 s, v_way &fv_way)
 #define FV_VISIBLE FV_HOOK_HEAD(v_mask, VISIBLE))
 #define FV_SINK FV_HOOK_HEAD(v_f32, SINK))
 #define FV_QUERY FV_HOOK_HEAD(v_pair, QUERY), v_pair x)

@@ -75,7 +75,35 @@ VFN v_f32 v_exp2(v_f32 x) { return ex2_approx(x); }
 VFN v_f32 v_exp(v_f32 x) { return ex2_approx(x * 1.44269504088896341f); }
 VFN v_f32 v_log2(v_f32 x) { return lg2_approx(x); }
 VFN v_f32 v_log(v_f32 x) { return lg2_approx(x) * 0.693147180559945309f; }
-VFN v_f32 v_tanh(v_f32 x) { return fmaf(-2.0f, rcp_approx(ex2_approx(x * 2.88539008177792681f) + 1.0f), 1.0f); }
+
+/* How words go that are cheap for usual numbers and dear for the others. A hook on scores goes near first, for many numbers at once, and asks then
+ * whether that was enough in all lanes of the warp: `beyond` has a bit of V_BEYOND where it was not. Then all is done once more, as each number needs
+ * it, so that what a number gives depends on it alone. Where a word stands in a function of the text's own, or in another hook, it goes that way at
+ * once. */
+struct v_way { bool near, asked; uint32_t beyond; };
+struct v_any_way { };
+#define V_BEYOND 0x41000000u
+
+/* |x| < 1/2: x times a polynomial in z = x x + 1/4, whose exponent is that of 1/4 then: its upper and its second bit are set in all larger ones.
+ * Relative error 6e-7. */
+VFN v_f32 v_tanh_by(v_f32 x, v_way &way)
+{
+    const float z = fmaf(x, x, 0.25f);
+    const float near = x * fmaf(fmaf(fmaf(-0.044402225844f, z, 0.165204635321f), z, -0.407540079669f), z, 1.09225297076f);
+    way.asked = true;
+    way.beyond |= __float_as_uint(z);
+    if (way.near) return near;
+    const float far = fmaf(-2.0f, rcp_approx(ex2_approx(x * 2.88539008177792681f) + 1.0f), 1.0f);
+    return __float_as_uint(z) & V_BEYOND ? far : near;
+}
+
+VFN v_f32 v_tanh_by(v_f32 x, v_any_way)
+{
+    v_way way = { false, false, 0 };
+    return v_tanh_by(x, way);
+}
+
+VFN v_f32 v_tanh(v_f32 x) { return v_tanh_by(x, v_any_way()); }
 
 /* Sine and cosine of r, |r| <= pi / 4. */
 VFN void v_sincos_near(float r, v_f32 *s, v_f32 *c)

@@ -15,7 +15,7 @@
  *   2 i       K(i+1) is asked for              S = Q K(i)'; mask; P = exp2(S - m)
  *   2 i + 1   V(i+1) is asked for              O = O a + P V(i); places of tile i + 2 from page ids, ids of tile i + 3 are asked for
  *
- * m is a row's maximum, or up to 2^SLACK below it: only what grows by more rescales O, so nearly no tile does.
+ * m is a row's maximum in base 2, or up to 2^SLACK below it, or above: only what grows by more rescales O, so nearly no tile does.
  *
  * Addresses: a key's page and place in it are looked up once a tile by one thread, two tiles ahead, from page ids that were asked for a tile before
  * that (FV_LOOK 2: of two tiles by twice the threads, every second tile); ragged memory is the case of one page. What it writes to shared memory is
@@ -66,17 +66,23 @@
 #else
 #define SLACK (V_WEIGHED ? 0.0f : 8.0f)
 #endif
+/* What has risen once may rise with each tile (a penalty by distance): m then goes so far above, where weights have the exponents for it. */
+#define LIFT (SLACK == 0 || V_RAW > 8 ? 0.0f : FV_PT == FV_F16 ? 4.0f : 40.0f)
 #define K_AS_STORED (!FV_CONVERT_K || FV_KEYS_IN_PLACE)     /* how K's rows come to shared memory */
 #define K_WEIGHED (FV_KSCALE && !FV_CONVERT_K)       /* scales that scores and weights are multiplied with */
 #define V_WEIGHED (FV_VSCALE && !FV_CONVERT_V)
 /* Blocks of many rows, at most two to an SM, on GPUs whose compiler has the registers for it: what costs a warp its own time is kept off its path. */
 #define ROOMY (STEPS == 2 && FV_CTAS <= 2 && __CUDA_ARCH__ >= 900)
-/* P is made between the products of P V, when V's entry has come and K's slot is no longer K's. Hooks on scores leave no registers for that. */
+/* P is made between the products of P V, when V's entry has come and K's slot is no longer K's. Beside hooks on scores a warp with 32 rows of 128
+ * columns has no registers for that. */
 #ifdef FV_HAS_WEIGHT
 #define SOFT false
 #else
-#define SOFT (ROOMY && !FV_SCALED && !K_WEIGHED && !V_WEIGHED)
+#define SOFT (ROOMY && !(FV_SCALED && FV_DV > 64 && FV_DV != 256) && !K_WEIGHED && !V_WEIGHED)
 #endif
+/* Then m follows 16 keys at a time, between those products: where there are enough of them. Not in the invariant mode, whose bits are those of
+ * kernels without. */
+#define LATE (SOFT && !FV_SCALED && FV_DV == 128 && !FV_INVARIANT)
 #define V_SCALE ((FV_CONVERT_V ? 1.0f : W.v_scale) * V_UNIT)
 /* Narrow fields come too small by a power of two (tile.cuh): Q brings what f32 scores may not lack, scales and the weights of V's scales the rest. */
 #define K_RAW fv_raw_exponent(FV_KS, FV_CT)
@@ -912,11 +918,15 @@ PIECE_CODE void arrive_and_merge(args p);
 
 /* ------------------------------------------------------------------------------------------------------------ a kind */
 
-/* The state of a warp's rows: accumulators of O, and per row (of 2 MT in a thread) the maximum in score units and this lane's part of the sum. */
+/* The state of a warp's rows: accumulators of O, and per row (of 2 MT in a thread) the maximum in base 2 and this lane's part of the sum. */
 template <int MT, int NU> struct state {
     float o[MT][NU * V_TILES][4];
     float m[MT][2], l[MT][2];
 };
+
+/* The maximum of a row that has seen nothing: finite, so that no difference is NaN. */
+#define NO_MAX (-3e38f)
+FV_DEVICE float seen_max(float m) { return m == NO_MAX ? -fv_inf() : m; }
 
 template <int MT, int NU> FV_DEVICE void clear(state<MT, NU> &x)
 {
@@ -929,7 +939,7 @@ template <int MT, int NU> FV_DEVICE void clear(state<MT, NU> &x)
 #ifdef FV_HAS_WEIGHT
             x.m[mt][h] = 0;
 #else
-            x.m[mt][h] = -fv_inf();
+            x.m[mt][h] = NO_MAX;
 #endif
             x.l[mt][h] = 0;
         }
@@ -1056,102 +1066,136 @@ template <int MT, int WR, int ST> FV_DEVICE void mask_hooks(args p, float (&s)[M
                 if (!(seen >> (N * (2 * mt + (i >> 1)) + 2 * n + (i & 1)) & 1)) s[mt][n][i] = -fv_inf();
 }
 
+/* What hooks on scores are told of a thread's rows, and their arguments: read once a tile, so that what follows from them alone is done once for all
+ * keys. */
+template <int MT> struct hooked {
+#ifdef FV_HAS_SCORE
+    fv_uses uses;
+    v_at rows[2 * MT];
+#endif
+};
+
 #if FV_SCALED
-/* Scores in natural units, then the score hooks. */
-template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][ST][4], uint32_t slot, int tile, const part &at)
+template <int MT, int WR> FV_DEVICE void find_hooked(args p, hooked<MT> &h, const part &at)
 {
-    const int lane = this_thread() % 32, j = lane & 3, r = tile & (PLACES - 1);
+#ifdef FV_HAS_SCORE
+    h.uses = USES;
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) h.rows[i] = at_row(p, S.rows[at.row + i / 2 * 16 * WR + i % 2 * 8 + this_thread() % 32 / 4]);
+#endif
+}
+
+/* Scores in natural units, then the hooks on scores: near (simt.cuh), and once more where that was not enough for some lane. 16 keys at a time: a
+ * vote for each score would cost more than it saves, and all of them at once more registers than there are. */
+template <int MT, int WR, int ST> FV_DEVICE void refine(args p, float (&s)[MT][ST][4], uint32_t slot, int tile, const part &at, const hooked<MT> &h)
+{
+    const int j = this_thread() & 3, r = tile & (PLACES - 1);
     const float scale = p.scale * (FV_CONVERT_K ? 1.0f : W.k_scale * K_UNIT);
-#ifdef FV_HAS_SCORE
-    v_at rows[MT][2];
 #pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-        for (int h = 0; h < 2; h++) rows[mt][h] = at_row(p, S.rows[at.row + mt * 16 * WR + h * 8 + lane / 4]);
-#endif
+    for (int n = 0; n < ST; n += 2) {
+        enum { SIZE = 8 * MT };         /* score i is that of row i / 4, key 8 (i / 2 % 2) + i % 2 from 8 n + 2 j on */
+        float y[SIZE];
 #pragma unroll
-    for (int n = 0; n < ST; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int key = at.key + n * 8 + 2 * j + e, position = S.position[r][key];
-            float factor = scale;
-            if (K_WEIGHED) factor *= ld_shared_f32(slot + K_SCALES + 4 * key);
-#pragma unroll
-            for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float &x = s[mt][n][2 * h + e];
-                    x *= factor;
-#ifdef FV_HAS_SCORE
-                    x = fv_score(x, USES, at_key(rows[mt][h], position));
-#endif
-                }
+        for (int i = 0; i < SIZE; i++) {
+            const int row = i / 4, key = at.key + 8 * n + 2 * j + i / 2 % 2 * 8 + i % 2;
+            const float factor = K_WEIGHED ? scale * ld_shared_f32(slot + K_SCALES + 4 * key) : scale;
+            s[row / 2][n + i / 2 % 2][row % 2 * 2 + i % 2] *= factor;
         }
+#ifdef FV_HAS_SCORE
+        v_way way = { true, false, 0 };
+        const auto hook_all = [&] {
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                const int row = i / 4, position = S.position[r][at.key + 8 * n + 2 * j + i / 2 % 2 * 8 + i % 2];
+                y[i] = fv_score(s[row / 2][n + i / 2 % 2][row % 2 * 2 + i % 2], h.uses, at_key(h.rows[row], position), way);
+            }
+        };
+        hook_all();
+        if (way.asked && __any_sync(ALL_LANES, way.beyond & V_BEYOND)) {
+            way.near = false;
+            hook_all();
+        }
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) s[i / 8][n + i / 2 % 2][i / 4 % 2 * 2 + i % 2] = y[i];
+#endif
+    }
 }
 #endif
 
-/* What a row's exponentials are taken of: its m in base 2. */
-template <int MT> struct bases { float of[MT][2]; };
+/* n-tiles of P that are the left operand of one product. */
+enum { P_TILES = FV_PT == FV_F32 ? 1 : 2 };
 
-/* m follows S; O and l are brought to the new m. All maxima at once: rows do not wait for one another. m follows the maximum only where it has grown by
- * more than 2^SLACK: what is multiplied with exp2(old m - new m) is O, rarely then. */
-template <int MT, int NU, int ST> FV_DEVICE bases<MT> follow(const float (&s)[MT][ST][4], state<MT, NU> &x, float factor)
+/* m where some lane has a score more than 2^SLACK above it: rows follow their maximum, by whole powers of two where it is only a reference, and O, l
+ * and the weights on their way to O (a) are brought to it. All rows at once: they do not wait for one another. Times 1 changes no bit. */
+template <int MT, int NU> FV_DEVICE void raise(float (&top)[MT][2], state<MT, NU> &x, uint32_t (&a)[MT][4], bool between, float factor)
 {
-    float top[MT][2];
+    __syncwarp();
+#pragma unroll
+    for (int k = 1; k <= 2; k *= 2)
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) top[i / 2][i % 2] = fmaxf(top[i / 2][i % 2], __shfl_xor_sync(ALL_LANES, top[i / 2][i % 2], k));
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        const int mt = i / 2, h = i % 2;
+        const float old = x.m[mt][h], above = fmaf(top[mt][h], factor, -old);
+        const float next = old == NO_MAX || SLACK == 0 ? top[mt][h] * factor : old + ceilf(above) + LIFT;
+        x.m[mt][h] = above > SLACK ? next : old;
+        const float alpha = ex2_approx(old - x.m[mt][h]);
+        x.l[mt][h] *= alpha;
+#pragma unroll
+        for (int n = 0; n < NU * V_TILES; n++) {
+            x.o[mt][n][2 * h] *= alpha;
+            x.o[mt][n][2 * h + 1] *= alpha;
+        }
+        if (between)
+#pragma unroll
+            for (int k = h; k < 4; k += 2)
+                a[mt][k] = FV_PT == FV_F32 ? __float_as_uint(__uint_as_float(a[mt][k]) * alpha) : fv_mul2<FV_PT>(a[mt][k], fv_pack<FV_PT>(alpha, alpha));
+    }
+}
+
+/* The largest scores of n-tiles first .. first + count - 1. */
+template <int MT, int ST> FV_DEVICE void find_tops(const float (&s)[MT][ST][4], int first, int count, float (&top)[MT][2])
+{
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float a = fmaxf(s[mt][0][2 * h], s[mt][0][2 * h + 1]), b = fmaxf(s[mt][1][2 * h], s[mt][1][2 * h + 1]);
+            float a = fmaxf(s[mt][first][2 * h], s[mt][first][2 * h + 1]), b = -fv_inf();
+            if (count > 1) b = fmaxf(s[mt][first + 1][2 * h], s[mt][first + 1][2 * h + 1]);
 #pragma unroll
-            for (int n = 2; n < ST; n += 2) {
+            for (int n = first + 2; n < first + count; n += 2) {
                 a = fmaxf(a, fmaxf(s[mt][n][2 * h], s[mt][n][2 * h + 1]));
                 b = fmaxf(b, fmaxf(s[mt][n + 1][2 * h], s[mt][n + 1][2 * h + 1]));
             }
             top[mt][h] = fmaxf(a, b);
         }
-    __syncwarp();
+}
+
+/* Some row of this thread has a score more than 2^SLACK above its m. */
+template <int MT, int NU> FV_DEVICE bool rises(const float (&top)[MT][2], const state<MT, NU> &x, float factor)
+{
+    bool any = false;
 #pragma unroll
-    for (int k = 1; k <= 2; k *= 2)
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) top[mt][h] = fmaxf(top[mt][h], __shfl_xor_sync(ALL_LANES, top[mt][h], k));
-    float m[MT][2];
-    bases<MT> base;
-    bool moved = false;
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            m[mt][h] = (top[mt][h] - x.m[mt][h]) * factor > SLACK ? top[mt][h] : x.m[mt][h];
-            base.of[mt][h] = m[mt][h] == -fv_inf() ? 0.0f : m[mt][h] * factor;
-            moved = moved || m[mt][h] != x.m[mt][h];
-        }
-    if (__any_sync(ALL_LANES, moved)) {     /* times 1 changes no bit: whether it is skipped does not matter */
-#pragma unroll
-        for (int mt = 0; mt < MT; mt++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float alpha = m[mt][h] == x.m[mt][h] ? 1.0f : ex2_approx(fmaf(x.m[mt][h], factor, -base.of[mt][h]));
-                x.m[mt][h] = m[mt][h];
-                x.l[mt][h] *= alpha;
-#pragma unroll
-                for (int n = 0; n < NU * V_TILES; n++) {
-                    x.o[mt][n][2 * h] *= alpha;
-                    x.o[mt][n][2 * h + 1] *= alpha;
-                }
-            }
-    }
-    return base;
+    for (int i = 0; i < 2 * MT; i++) any = any || fmaf(top[i / 2][i % 2], factor, -x.m[i / 2][i % 2]) > SLACK;
+    return any;
+}
+
+/* m follows the scores of n-tiles first .. first + count - 1; between: while weights in a are multiplied. */
+template <int MT, int NU, int ST>
+FV_DEVICE void follow(const float (&s)[MT][ST][4], int first, int count, state<MT, NU> &x, uint32_t (&a)[MT][4], bool between, float factor)
+{
+    float top[MT][2];
+    find_tops(s, first, count, top);
+    if (__any_sync(ALL_LANES, rises(top, x, factor))) raise(top, x, a, between, factor);
 }
 
 /* Two of a row's scores become exp2(S - m), and join l: those of n-tile n. */
-template <int MT, int NU, int ST>
-FV_DEVICE void soften(float (&s)[MT][ST][4], int n, int mt, int h, state<MT, NU> &x, const bases<MT> &base, float factor)
+template <int MT, int NU, int ST> FV_DEVICE void soften(float (&s)[MT][ST][4], int n, int mt, int h, state<MT, NU> &x, float factor)
 {
     float &v = s[mt][n][2 * h], &w = s[mt][n][2 * h + 1];
-    v = ex2_approx(fmaf(v, factor, -base.of[mt][h]));
-    w = ex2_approx(fmaf(w, factor, -base.of[mt][h]));
+    v = ex2_approx(fmaf(v, factor, -x.m[mt][h]));
+    w = ex2_approx(fmaf(w, factor, -x.m[mt][h]));
     x.l[mt][h] += v + w;
 }
 
@@ -1171,9 +1215,6 @@ template <int MT, int ST> FV_DEVICE void scale_weights(float (&s)[MT][ST][4], ui
                 }
         }
 }
-
-/* n-tiles of P that are the left operand of one product. */
-enum { P_TILES = FV_PT == FV_F32 ? 1 : 2 };
 
 /* All of P as such operands: half as many registers as P itself. */
 template <int MT, int ST> struct weights { uint32_t a[ST / P_TILES][MT][4]; };
@@ -1239,27 +1280,29 @@ template <int MT, int NU> FV_DEVICE void multiply_unit(const uint32_t (&a)[MT][4
 }
 
 /* O += P V, where P is in w, or (SOFT) is to be made of s: the exponentials of one step's keys go between the products of the step before, as a warp that
- * waits for one of them could have asked for eight products. */
+ * waits for one of them could have asked for eight products. LATE: behind its maxima, which are looked at behind the first products. */
 template <int MT, int NU, int ST>
-FV_DEVICE void outputs(float (&s)[MT][ST][4], const weights<MT, ST> &w, state<MT, NU> &x, const bases<MT> &base, float factor, uint32_t slot, const part &at)
+FV_DEVICE void outputs(float (&s)[MT][ST][4], const weights<MT, ST> &w, state<MT, NU> &x, float factor, uint32_t slot, const part &at)
 {
     enum { PAIRS = 2 * MT * P_TILES };                  /* of exponentials, of a step */
+    uint32_t a[MT][4];
+    if (LATE) follow(s, 0, P_TILES, x, a, false, factor);
     if (SOFT)
 #pragma unroll
-        for (int i = 0; i < PAIRS; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
+        for (int i = 0; i < PAIRS; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, factor);
 #pragma unroll
     for (int n = 0; n < ST; n += P_TILES) {
-        uint32_t a[MT][4];
+        const int next = n + P_TILES;
         if (SOFT) pack_weights(s, n, a);
 #pragma unroll
         for (int i = 0; !SOFT && i < 4 * MT; i++) a[i / 4][i % 4] = w.a[n / P_TILES][i / 4][i % 4];
 #pragma unroll
         for (int u = 0; u < NU; u++) {
             multiply_unit(a, x, slot, n, u, at);
-            if (SOFT && n + P_TILES < ST)
+            if (!SOFT || next >= ST) continue;
+            if (LATE && u == 0) follow(s, next, P_TILES, x, a, true, factor);
 #pragma unroll
-                for (int i = u * PAIRS / NU; i < (u + 1) * PAIRS / NU; i++)
-                    soften(s, n + P_TILES + i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
+            for (int i = u * PAIRS / NU; i < (u + 1) * PAIRS / NU; i++) soften(s, next + i / (2 * MT), i / 2 % MT, i % 2, x, factor);
         }
     }
 }
@@ -1285,9 +1328,8 @@ template <int MT, int NU> FV_DEVICE void join_sums(state<MT, NU> &x)
         }
 }
 
-/* Stages m-tiles mt0 .. of a warp: row i of the block's 16 WR per m-tile, of this warp's part of the keys. m is in score units; factor brings it to
- * base 2. */
-template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(const state<MT, NU> &x, int mt0, const part &at, float factor)
+/* Stages m-tiles mt0 .. of a warp: row i of the block's 16 WR per m-tile, of this warp's part of the keys. */
+template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(const state<MT, NU> &x, int mt0, const part &at)
 {
     const int lane = threadIdx.x % 32, j = lane & 3;
     enum { COUNT = 16 * WR * MTS };
@@ -1297,7 +1339,7 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
     if (j == 0 && at.unit == 0)
 #pragma unroll
         for (int i = 0; i < 2 * MTS; i++)
-            SUMS[row0 + i / 2 * 16 * WR + i % 2 * 8] = make_float2(x.m[mt0 + i / 2][i % 2] * factor, x.l[mt0 + i / 2][i % 2]);
+            SUMS[row0 + i / 2 * 16 * WR + i % 2 * 8] = make_float2(seen_max(x.m[mt0 + i / 2][i % 2]), x.l[mt0 + i / 2][i % 2]);
 #pragma unroll
     for (int n = 0; n < NU * V_TILES; n += V_FIELDS) {
         const int unit = at.unit + n / V_TILES;
@@ -1319,14 +1361,14 @@ template <int MT, int WR, int WK, int NU, int MTS> FV_DEVICE void stage_rows(con
 
 /* Writes the block's rows: to slot + i, or (slot < 0) finished. The ring must hold nothing that is still needed, but in the invariant mode, where 16 WR
  * rows go at a time. */
-template <int MT, int WR, int WK, int NU> FV_DEVICE void write_state(args p, const state<MT, NU> &x, int slot, const part &at, float factor)
+template <int MT, int WR, int WK, int NU> FV_DEVICE void write_state(args p, const state<MT, NU> &x, int slot, const part &at)
 {
     enum { MTS = FV_INVARIANT ? 1 : MT, COUNT = 16 * WR * MTS };
     static_assert(COUNT * WK <= FV_OUT_ROWS, "rows of O must fit");
 #pragma unroll
     for (int mt = 0; mt < MT; mt += MTS) {
         __syncthreads();
-        stage_rows<MT, WR, WK, NU, MTS>(x, mt, at, factor);
+        stage_rows<MT, WR, WK, NU, MTS>(x, mt, at);
         __syncthreads();
         write_rows<WK>(p, mt * 16 * WR, COUNT, slot);
     }
@@ -1334,7 +1376,7 @@ template <int MT, int WR, int WK, int NU> FV_DEVICE void write_state(args p, con
 
 #if FV_INVARIANT
 /* The chunks of an unsplit piece merge through this worker's scratch, each thread its own numbers, as arrive_and_merge would do it. */
-template <int MT, int NU> FV_DEVICE void fold_chunk(args p, state<MT, NU> &x, float (&m)[MT][2], float (&l)[MT][2], float factor, bool first, bool last)
+template <int MT, int NU> FV_DEVICE void fold_chunk(args p, state<MT, NU> &x, float (&m)[MT][2], float (&l)[MT][2], bool first, bool last)
 {
     float *scratch = p.scratch + (int64_t)blockIdx.x * p.scratch_floats + threadIdx.x;
 #pragma unroll
@@ -1345,7 +1387,7 @@ template <int MT, int NU> FV_DEVICE void fold_chunk(args p, state<MT, NU> &x, fl
                 m[mt][h] = -fv_inf();
                 l[mt][h] = 0;
             }
-            f[h] = fold_states(m[mt][h], l[mt][h], x.m[mt][h] * factor, x.l[mt][h]);
+            f[h] = fold_states(m[mt][h], l[mt][h], seen_max(x.m[mt][h]), x.l[mt][h]);
         }
 #pragma unroll
         for (int n = 0; n < NU * V_TILES; n++)
@@ -1377,10 +1419,10 @@ FV_DEVICE bool has_bad(int tile)
 
 /* A thread's scores of a tile, masked, as softmax wants them. True: the tile's rows of V that nobody sees must be cleared. */
 template <int MT, int WR, int ST>
-FV_DEVICE bool see(args p, float (&s)[MT][ST][4], bool clear, uint32_t k_slot, int tile, const part &at)
+FV_DEVICE bool see(args p, float (&s)[MT][ST][4], bool clear, uint32_t k_slot, int tile, const part &at, const hooked<MT> &h)
 {
 #if FV_SCALED
-    refine<MT, WR, ST>(p, s, k_slot, tile, at);
+    refine<MT, WR, ST>(p, s, k_slot, tile, at, h);
 #endif
     if (!clear) {
         if (W.bounded && !has_bad(tile)) mask_bounds<MT, WR, ST>(s, tile, at);
@@ -1432,20 +1474,27 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE_INLINE void attend_tiles(arg
         float s[MT][ST][4];
         if (threadIdx.x < TILE_WORDS) S.seen[(tile + 2) & 3][threadIdx.x] = 0;
         scores<MT, WR, ST>(memory, s, k_slot, me.row, me.key);
-        if (STEPS == 2 && SOFT) {
+        if (STEPS == 2 && SOFT && !FV_SCALED) {
             at.advance();
             step<STEPS == 2>(p, memory, tiles, at, 2 * tile + 1);
         }
-        const bool clean = see<MT, WR, ST>(p, s, clear_tile, k_slot, tile, me);
+        hooked<MT> hooks;
+#if FV_SCALED
+        find_hooked<MT, WR>(p, hooks, me);
+#endif
+        const bool clean = see<MT, WR, ST>(p, s, clear_tile, k_slot, tile, me, hooks);
+        if (STEPS == 2 && SOFT && FV_SCALED) {          /* hooks and what this step needs do not fit into registers together */
+            at.advance();
+            step<STEPS == 2>(p, memory, tiles, at, 2 * tile + 1);
+        }
         weights<MT, ST> w;
-        bases<MT> base;
 #ifndef FV_HAS_WEIGHT
-        base = follow<MT, NU, ST>(s, x, factor);
+        if (!LATE) follow(s, 0, ST, x, w.a[0], false, factor);
 #endif
         if (!SOFT) {
 #ifndef FV_HAS_WEIGHT
 #pragma unroll
-            for (int i = 0; i < 2 * MT * ST; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, base, factor);
+            for (int i = 0; i < 2 * MT * ST; i++) soften(s, i / (2 * MT), i / 2 % MT, i % 2, x, factor);
 #endif
             if (V_WEIGHED) scale_weights<MT, ST>(s, k_slot, me.key);
 #pragma unroll
@@ -1464,7 +1513,7 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE_INLINE void attend_tiles(arg
             if (STEPS == 1 || SOFT) __syncthreads();
             clear_unseen(v_slot, tile);
         }
-        outputs<MT, NU, ST>(s, w, x, base, factor, v_slot, this_part<WR, WV, WK>());
+        outputs<MT, NU, ST>(s, w, x, factor, v_slot, this_part<WR, WV, WK>());
         if (STEPS == 2 && tile % FV_LOOK == 0) {
             publish(p, memory, tile + FIRST_LOOK, next);
             next = fetch_ids(memory, tile + FIRST_LOOK + FV_LOOK);
@@ -1475,11 +1524,11 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE_INLINE void attend_tiles(arg
         if (past % S.look.chunk == 0 || tile + 1 == W.tiles.count) {
             join_sums(x);
             if (W.slot >= 0) {
-                write_state<MT, WR, WK, NU>(p, x, W.slot + chunk * W.num_rows, this_part<WR, WV, WK>(), factor);
+                write_state<MT, WR, WK, NU>(p, x, W.slot + chunk * W.num_rows, this_part<WR, WV, WK>());
                 clear(x);
             } else {
                 const bool last = tile + 1 == W.tiles.count;
-                fold_chunk<MT, NU>(p, x, m, l, factor, first_chunk, last);
+                fold_chunk<MT, NU>(p, x, m, l, first_chunk, last);
                 if (!last) clear(x);
                 first_chunk = false;
             }
@@ -1497,10 +1546,10 @@ template <int MT, int WR, int WV, int WK> FV_DEVICE_INLINE void attend_tiles(arg
                 x.m[mt][h] = m[mt][h];
                 x.l[mt][h] = l[mt][h];
             }
-    if (W.slot < 0 || W.tiles.count == 0) write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), W.tiles.count > 0 ? 1.0f : factor);
+    if (W.slot < 0 || W.tiles.count == 0) write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>());
 #else
     join_sums(x);
-    write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>(), factor);
+    write_state<MT, WR, WK, NU>(p, x, W.slot, this_part<WR, WV, WK>());
 #endif
     STAMP(6);
     if (W.slot >= 0) arrive_and_merge(p);
