@@ -354,7 +354,7 @@ VFN void store_eight(float *to, v_f32 x) { memcpy(to, &x, EIGHT * sizeof *to); }
 /* Scores of EIGHT rows and fewer to weights, and their states: what is one number a row is one lane of a vector. seen[row]: the places it sees. */
 static void few_softmax(work *w, int at, int rows, const uint64_t *seen)
 {
-    const v_f32 scale = v_set(w->has_score ? 1.0f : w->score_scale);
+    const v_f32 scale = v_set(w->has_score ? V_LOG2E : w->score_scale);
     v_f32 lanes[EIGHT];
     float base[V_LANES];
     V_UNROLL

@@ -92,7 +92,7 @@ static void scores(work *w, const chunk *c)
 
 /* --------------------------------------------------------------------------------------------------- hooks on scores */
 
-/* One row's scores through the hooks, in the order of the variants. Into base 2 afterwards, unless they became weights. */
+/* One row's scores through the hooks, in the order of the variants. */
 static void hook_scores(work *w, block *b, const row *r, int head, float *line)
 {
     const fv__at at = place_block(w, b, r, head);
@@ -100,7 +100,6 @@ static void hook_scores(work *w, block *b, const row *r, int head, float *line)
         if (w->hooks[u]->score) w->hooks[u]->score(line, b->n, w->run->args[u], &at);
         if (w->hooks[u]->weight) w->hooks[u]->weight(line, b->n, w->run->args[u], &at);
     }
-    if (!w->has_weight) scale_line(line, KEYS, V_LOG2E);
 }
 
 /* Scales of tokens, before hooks see the scores. */
@@ -149,17 +148,19 @@ static void mask_scores(const work *w, const chunk *c, float nothing)
 /* Scores to weights; the states' m and l, and the factor alpha that o owes. */
 static void softmax(work *w, const chunk *c)
 {
+    const v_f32 factor = v_set(w->to_base2);
     for (int v = 0; v < c->vecs; v++) {
         const int at = c->first + v * V_LANES;
         float *s = w->s + v * V_LANES;
         const v_f32 old = v_load(w->m + at);
-        v_f32 top = old;
+        v_f32 top = v_set(-infinity);
         for (int key = c->key_first; key < c->key_end; key++) top = v_max(v_load(s + (int64_t)key * c->rows), top);
+        top = v_max(top * factor, old);
         const v_f32 base = v_select(v_eq(top, v_set(-infinity)), v_set(0.0f), top);        /* nothing seen yet: -inf - 0 stays -inf */
         const v_f32 alpha = v_exp2_neg(old - base);
         v_f32 sum = v_set(0.0f);
         for (int key = c->key_first; key < c->key_end; key++) {
-            const v_f32 p = v_exp2_neg(v_load(s + (int64_t)key * c->rows) - base);
+            const v_f32 p = v_exp2_neg(v_fma(v_load(s + (int64_t)key * c->rows), factor, v_neg(base)));
             v_store(s + (int64_t)key * c->rows, p);
             sum = sum + p;
         }

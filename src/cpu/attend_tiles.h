@@ -64,6 +64,8 @@ static void multiply_tiles(int c, int a, int b)
 #define TILE_ADD(c, a, b) multiply_tiles(c, a, b)
 static void open_tiles(void) { }
 static void close_tiles(void) { }
+static unsigned drop_tiny(void) { return 0; }
+static void keep_tiny(unsigned before) { (void)before; }
 #else
 #define TILE_LOAD(t, base, step) __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t : : "r"(base), "r"((int64_t)(step)) : "memory")
 #define TILE_STREAM(t, base, step) __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #t : : "r"(base), "r"((int64_t)(step)) : "memory")
@@ -83,6 +85,16 @@ static void open_tiles(void)
 
 /* Tiles in use make every switch of threads save 8 KB. */
 static void close_tiles(void) { __asm__ volatile("tilerelease"); }
+
+/* Results below 2^-126 become 0, as those of tile products do: each such weight of a key far below the maximum would take the machine some 150
+ * cycles. */
+static unsigned drop_tiny(void)
+{
+    const unsigned before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(before | 0x8000);
+    return before;
+}
+static void keep_tiny(unsigned before) { __builtin_ia32_ldmxcsr(before); }
 #endif
 
 static bool fits_tiles(const fv__problem *p)
@@ -510,11 +522,12 @@ static void set_top(work *w, int at, float m)
     w->bias[at] = -m;
 }
 
-/* A row's m has to rise above `top`, or to `top` where it is asked for: the sum, O and the weights that wait to be multiplied follow. */
+/* A row's m has to rise above `top`, or to `top` where it is asked for: the sum, O and the weights that wait to be multiplied follow. What has risen
+ * once may do so with each block (a penalty by distance): it gets twice the room. */
 static void follow(const softening *x, int at, float top)
 {
     work *w = x->w;
-    const float old = w->m[at], grow = w->has_row_max ? top - old : __builtin_ceilf(top + w->headroom - old);
+    const float old = w->m[at], grow = w->has_row_max ? top - old : __builtin_ceilf(top + 2 * w->headroom - old);
     const int steps = tile_steps(w->dv);
     float *l = w->tile_l + (int64_t)at * 2 * V_LANES;
     if (w->has_row_max && !(top > old)) return;
@@ -557,10 +570,10 @@ static void raise_row(const softening *x, int at, const float *s, uint64_t bits)
 static bool weigh_seen(const work *w, int at, const float *s, uint64_t bits, const powers *k, v_f32 *y)
 {
     const v_f32 bias = v_set(w->bias[at]);
-    for (int i = 0; i < ROW_VECS; i++) {
-        const v_f32 x = v_fma(v_load(s + i * V_LANES), k->scale, bias);
-        y[i] = v_select(lanes_of(bits, i), power_of(x, k), v_set(0.0f));
-    }
+    V_UNROLL
+    for (int i = 0; i < ROW_VECS; i++) y[i] = power_of(v_fma(v_load(s + i * V_LANES), k->scale, bias), k);
+    if (bits != ~(uint64_t)0)
+        for (int i = 0; i < ROW_VECS; i++) y[i] = v_select(lanes_of(bits, i), y[i], v_set(0.0f));
     return any_above((y[0] + y[1]) + (y[2] + y[3]), k->limit);
 }
 
@@ -583,11 +596,10 @@ static __attribute__((noinline)) void soften_any(const softening *x, unsigned i)
     const float *from = scores_at(x, i);
     float s[KEYS];
     v_f32 y[ROW_VECS];
-    for (int j = 0; j < ROW_VECS; j++) v_store(s + j * V_LANES, v_load(from + j * TILE * TILE));
-    if (bits && (w->has_score || w->has_weight)) {
-        scale_line(s, KEYS, w->score_scale);
-        hook_scores(w, x->b, &w->rows[at / w->unit_heads], at % w->unit_heads, s);
-    }
+    const bool hooked = bits && (w->has_score || w->has_weight);
+    const v_f32 scale = v_set(hooked ? w->score_scale : 1.0f);
+    for (int j = 0; j < ROW_VECS; j++) v_store(s + j * V_LANES, v_load(from + j * TILE * TILE) * scale);
+    if (hooked) hook_scores(w, x->b, &w->rows[at / w->unit_heads], at % w->unit_heads, s);
     if (!bits || w->has_weight) {
         take_weights(w, at, s, bits, weights_at(x, i));
         return;
@@ -943,7 +955,7 @@ static void begin_tiles(work *w)
     memset(w->tile_l, 0, (size_t)rows * 2 * V_LANES * sizeof *w->tile_l);
     for (int i = 0; i < rows; i++) set_top(w, i, -infinity);
     w->begun = 0;
-    w->weight_scale = w->has_score ? 1.0f : w->score_scale;
+    w->weight_scale = w->has_score ? V_LOG2E : w->score_scale;
     w->headroom = w->has_row_max ? 0 : HEADROOM;
 }
 
@@ -981,8 +993,7 @@ static void end_row(work *w, int i, float *to)
     }
 }
 
-/* The states of the walk's keys are in tiles. */
-static void walk_tiles(work *w, walk *x)
+static void walk_sets(work *w, walk *x)
 {
     stream s = { .w = w };
     begin_tiles(w);
@@ -1004,6 +1015,14 @@ static void walk_tiles(work *w, walk *x)
         next = done;
     }
     finish_before(&s);
+}
+
+/* The states of the walk's keys are in tiles. */
+static void walk_tiles(work *w, walk *x)
+{
+    const unsigned before = drop_tiny();
+    walk_sets(w, x);
+    keep_tiny(before);
 }
 
 static void end_tiles(work *w)

@@ -246,6 +246,7 @@ typedef struct work {
     float *tile_o, *tile_l;             /* tiles: O while it is summed; [packed][2][V_LANES] sums of weights, unrounded and rounded, a lane each */
     float *bias;                        /* tiles: [packed] -m: what turns a score into an exponent */
     uint32_t begun;                     /* tiles: strips whose O has been begun, a bit each */
+    float to_base2;                     /* on scores that hooks made: log2(e); 1 where score_scale did it */
     float weight_scale;                 /* tiles: on scores: into base 2 */
     float headroom;                     /* tiles: by how much m stands above what a row met first */
     int32_t *k_pairs, *v_pairs;         /* int4: [unit][group][KEYS] scales and zeros of the block */
@@ -506,6 +507,7 @@ static void begin_unit(work *w, const fv__piece *piece)
     w->k_factor = w->has_key ? 1.0f : constant_scale(w, &w->run->k_scale);
     w->v_factor = w->has_value ? 1.0f : constant_scale(w, &w->run->v_scale);
     w->score_scale = w->p->scale * w->k_factor * (w->has_score || w->has_weight ? 1.0f : V_LOG2E);
+    w->to_base2 = w->has_score ? V_LOG2E : 1.0f;
 }
 
 static void begin_piece(work *w, const fv__piece *piece)

@@ -407,7 +407,7 @@ VFN v_f32 v_log2(v_f32 x)
 }
 
 /* e / (e + 2) with e = e^2|x| - 1, which loses nothing where x is small: |x| = n ln 2 / 2 + r, e = 2^n (e^2r - 1) + 2^n - 1. From 10 on it is 1. */
-VFN v_f32 v_tanh(v_f32 x)
+VFN v_f32 v_tanh_far(v_f32 x)
 {
     const v_f32 magic = v_set(12583039.0f), y = v_min(v_set(10.0f), v_abs(x));     /* as in v_exp2_neg */
     const v_f32 t = v_fma(y, v_set(2.88539008177792681f), magic);
@@ -421,6 +421,21 @@ VFN v_f32 v_tanh(v_f32 x)
     p = v_fma(p, r * r, r + r);
     const v_f32 e = v_fma(power, p, power - v_set(1.0f)), z = e / (e + v_set(2.0f));
     return v_of_bits(v_bits_of(z) | (v_bits_of(x) & 0x80000000u));
+}
+
+/* A polynomial where |x| < 1/2, alone where that is so in all lanes: scores far below a cap are what models have. What a lane gives depends on it
+ * alone. */
+VFN v_f32 v_tanh(v_f32 x)
+{
+    const v_f32 z = x * x;
+    v_f32 p = v_set(0.0172414920355f);
+    p = v_fma(p, z, v_set(-0.0530454945345f));
+    p = v_fma(p, z, v_set(0.133258789614f));
+    p = v_fma(p, z, v_set(-0.333331438964f));
+    const v_f32 near = v_fma(p * z, x, x);
+    const v_mask far = v_not(v_lt(z, v_set(0.25f)));
+    if (__builtin_expect(!v_any(far), 1)) return near;
+    return v_select(far, v_tanh_far(x), near);
 }
 
 /* Sine and cosine of n * x, |n * x| < 2^31. The product and the quarter turns that are taken off are in double; what is left needs 24 bits.
