@@ -24,8 +24,13 @@
 #include <pthread.h>
 #include <signal.h>
 
-/* How long an idle worker, or a waiting caller, looks before it sleeps. */
-#define SPIN_NS 30000
+/* How long an idle worker looks before it sleeps, from the end of the job on: LEAST_SPIN_NS, or twice
+ * as long as it had to wait the last time, if that was MOST_GAP_NS at most. To wake sleepers takes 40
+ * to 80 us on a guest, and who looks for longer takes time from threads of the host. While others
+ * work, MOST_SPIN_NS: a job's threads end at different times, and a caller has nothing else to do. */
+#define LEAST_SPIN_NS 30000
+#define MOST_GAP_NS 200000
+#define MOST_SPIN_NS 500000
 
 struct fv__pool {
     pthread_mutex_t turn;           /* held by the caller of the job */
@@ -39,10 +44,13 @@ struct fv__pool {
     bool spin;
     unsigned forks;                 /* that this pool has seen; atomic */
 
+    int64_t ended;                  /* when the last job did; under `turn` */
+
     _Alignas(64) uint64_t head;     /* atomics from here on */
     void (*fn)(void *arg, int i);
     void *arg;
     int count;
+    int64_t spin_ns;                /* of workers that find nothing more to do */
     _Alignas(64) int done;
     int sleepers, waiting, stop;
 };
@@ -82,6 +90,8 @@ static void make_empty(fv__pool *pool)
     pool->started = 0;
     pool->tried = false;
     pool->head = 0;
+    pool->ended = 0;
+    pool->spin_ns = LEAST_SPIN_NS;
     pool->done = pool->sleepers = pool->waiting = pool->stop = 0;
 }
 
@@ -151,14 +161,25 @@ static bool is_done(fv__pool *pool, int count)
     return __atomic_load_n(&pool->done, __ATOMIC_SEQ_CST) == count;
 }
 
-static void wait_for_work(fv__pool *pool)
+/* Looks for work for a while; true: there is some. */
+static bool spin_for_work(fv__pool *pool)
 {
-    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0;
-         pool->spin && fv__os_now_ns() < end;)
+    const int64_t begin = fv__os_now_ns(),
+                  spin = __atomic_load_n(&pool->spin_ns, __ATOMIC_RELAXED);
+    for (int64_t now = begin, end = begin + spin; now < end; now = fv__os_now_ns()) {
         for (int i = 0; i < 32; i++) {
-            if (has_work(pool, __ATOMIC_ACQUIRE)) return;
+            if (has_work(pool, __ATOMIC_ACQUIRE)) return true;
             relax();
         }
+        const bool busy = !is_done(pool, __atomic_load_n(&pool->count, __ATOMIC_RELAXED));
+        if (busy && now < begin + MOST_SPIN_NS) end = now + spin;
+    }
+    return false;
+}
+
+static void wait_for_work(fv__pool *pool)
+{
+    if (pool->spin && spin_for_work(pool)) return;
     pthread_mutex_lock(&pool->lock);
     __atomic_add_fetch(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
     while (!has_work(pool, __ATOMIC_SEQ_CST)) pthread_cond_wait(&pool->work, &pool->lock);
@@ -168,7 +189,7 @@ static void wait_for_work(fv__pool *pool)
 
 static void wait_for_end(fv__pool *pool, int count)
 {
-    for (int64_t end = pool->spin ? fv__os_now_ns() + SPIN_NS : 0;
+    for (int64_t end = pool->spin ? fv__os_now_ns() + MOST_SPIN_NS : 0;
          pool->spin && fv__os_now_ns() < end;)
         for (int i = 0; i < 32; i++) {
             if (is_done(pool, count)) return;
@@ -233,8 +254,17 @@ static void wake(fv__pool *pool, int items)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* What was waited for once is likely to be waited for again. */
+static int64_t next_spin(const fv__pool *pool, int64_t now)
+{
+    const int64_t gap = now - pool->ended;
+    if (gap > MOST_GAP_NS || 2 * gap < LEAST_SPIN_NS) return LEAST_SPIN_NS;
+    return 2 * gap;
+}
+
 static void run_shared(fv__pool *pool, void (*fn)(void *arg, int i), void *arg, int count)
 {
+    __atomic_store_n(&pool->spin_ns, next_spin(pool, fv__os_now_ns()), __ATOMIC_RELAXED);
     __atomic_store_n(&pool->fn, fn, __ATOMIC_RELAXED);
     __atomic_store_n(&pool->arg, arg, __ATOMIC_RELAXED);
     __atomic_store_n(&pool->count, count, __ATOMIC_RELAXED);
@@ -246,6 +276,7 @@ static void run_shared(fv__pool *pool, void (*fn)(void *arg, int i), void *arg, 
     work_off(pool);
     inside = false;
     wait_for_end(pool, count);
+    pool->ended = fv__os_now_ns();
 }
 
 void fv__pool_run(fv__pool *pool, void (*fn)(void *arg, int i), void *arg, int count)
