@@ -12,10 +12,10 @@
  * are loaded before the sums of the one before leave their tiles, and those leave between its first steps: stores wait for products, and what stands
  * behind them would wait as well.
  *
- * A row's m stands HEADROOM above the first score that it met, in base 2, and moves only when another passes it: then by whole powers of two, so that
- * what is summed already is scaled exactly. Weights therefore need no maximum of their block; floats have room for it on both sides. They are rounded
- * to bf16, as on GPUs; l sums them unrounded, for lse, and a second sum those that are multiplied, for O: what one key dominates keeps its value.
- * Where a hook asks for the maximum of a row, m is that.
+ * A row's m stands HEADROOM above the largest score of the first block that it sees, in base 2, and moves only when another passes it: then by whole
+ * powers of two, so that what is summed already is scaled exactly. Weights therefore need no maximum of their block; floats have room for it on both
+ * sides. They are rounded to bf16, as on GPUs; l sums them unrounded, for lse, and a second sum those that are multiplied, for O: what one key dominates
+ * keeps its value. Where a hook asks for the maximum of a row, m is that.
  *
  * Exact before the products: Q is bf16; K and V are bf16 or narrower types, whose every value bf16 holds (4-bit ones with their group's scale too).
  * Sums run over keys in order, whatever the sets: a row's bits depend on no other row.
@@ -550,12 +550,15 @@ static void follow(const softening *x, int at, float top)
     }
 }
 
-static void raise_row(const softening *x, int at, const float *s, uint64_t bits)
+/* The largest of a row's scores in base 2, of those that it sees; infinite where one is no number. */
+VFN float largest_of(const float *s, int step, uint64_t bits, v_f32 scale)
 {
     v_f32 top = v_set(-infinity);
     v_mask bad = v_false();
+    V_UNROLL
     for (int i = 0; i < ROW_VECS; i++) {
-        const v_f32 y = v_select(lanes_of(bits, i), v_load(s + i * V_LANES) * v_set(x->w->weight_scale), v_set(-infinity));
+        v_f32 y = v_load(s + i * step) * scale;
+        if (bits != ~(uint64_t)0) y = v_select(lanes_of(bits, i), y, v_set(-infinity));
         top = v_max(y, top);
         bad = v_or(bad, v_ne(y, y));
     }
@@ -563,7 +566,12 @@ static void raise_row(const softening *x, int at, const float *s, uint64_t bits)
     top = v_max(top, (v_f32)V_PICK((v_i32)top, (v_i32)top, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
     top = v_max(top, (v_f32)V_PICK((v_i32)top, (v_i32)top, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
     top = v_max(top, (v_f32)V_PICK((v_i32)top, (v_i32)top, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-    follow(x, at, v_any(bad) ? infinity : v_lane(top, 0));
+    return v_any(bad) ? infinity : v_lane(top, 0);
+}
+
+static void raise_row(const softening *x, int at, const float *s, uint64_t bits)
+{
+    follow(x, at, largest_of(s, V_LANES, bits, v_set(x->w->weight_scale)));
 }
 
 /* Weights of what the row sees. Says whether a score passes what m allows. */
@@ -604,7 +612,7 @@ static __attribute__((noinline)) void soften_any(const softening *x, unsigned i)
         take_weights(w, at, s, bits, weights_at(x, i));
         return;
     }
-    if (w->m[at] == -infinity) set_top(w, at, s[lowest(bits)] * w->weight_scale + w->headroom);  /* the first key stands for the maximum */
+    if (w->m[at] == -infinity) set_top(w, at, largest_of(s, V_LANES, bits, k.scale) + w->headroom);
     if (w->has_row_max) raise_row(x, at, s, bits);
     if (weigh_seen(w, at, s, bits, &k, y)) {
         raise_row(x, at, s, bits);
@@ -849,15 +857,16 @@ static rows_kind kind_of(const work *w, const set *s, const job *j)
     return s->blocks[j->block]->whole ? ANY_ROWS : MASKED_ROWS;
 }
 
-/* Rows that meet their first keys: the first stands for the maximum. */
+/* Rows that meet their first keys: the largest score of the block stands for the maximum. Its weight is a power of two then, which bf16 holds
+ * exactly, and where weights differ little, all lie where bf16 is finest (docs/kernels/cpu.md). */
 static void meet_keys(const softening *x)
 {
     work *w = x->w;
+    const v_f32 scale = v_set(w->weight_scale);
     for (int i = 0; i < x->rows && x->kind != ANY_ROWS; i++) {
-        const uint64_t bits = x->kind == WHOLE_ROWS ? 1 : x->b->mask[x->first + i];
+        const uint64_t bits = x->kind == WHOLE_ROWS ? ~(uint64_t)0 : x->b->mask[x->first + i];
         if (w->m[x->first + i] != -infinity || !bits) continue;
-        const int key = lowest(bits);
-        set_top(w, x->first + i, scores_at(x, (unsigned)i)[key / TILE * TILE * TILE + key % TILE] * w->weight_scale + w->headroom);
+        set_top(w, x->first + i, largest_of(scores_at(x, (unsigned)i), TILE * TILE, bits, scale) + w->headroom);
     }
 }
 
