@@ -19,10 +19,10 @@ const fv__cost_model fv__cost_cpu = {
     .name = "cpu", .piece = 3000, .block = 1400, .block_row = 330, .row = 80, .part = 150
 };
 
-/* block: 32 KB at the 13 GB/s that one core streams; a row's block at 1.5 TFLOP/s: half of the measured 3.06 TFLOP/s of one core's
- * bf16 tiles, softmax included. */
+/* block: 32 KB at the 13 GB/s that one core streams. block_row: on a Xeon with all threads at work 64 packed rows take 6.3 us a block, 512 rows 30 to
+ * 37 (docs/kernels/cpu.md). */
 const fv__cost_model fv__cost_cpu_amx = {
-    .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 22, .row = 100, .part = 150
+    .name = "cpu_amx", .piece = 2000, .block = 2500, .block_row = 55, .row = 100, .part = 150
 };
 
 /* second, third: decode on an H200 by given splits, 8 kv heads. Launch, pieces and merges take some 14 us with one block an SM, 20 with two, 31 with
