@@ -334,6 +334,37 @@ static int32_t busy_workers(const fv__maker *m, const line *l, bool *even)
     return (int32_t)(*even ? parts * items : most);
 }
 
+/* Few equal tiles of few rows, each the work of several workers: units that go together stay together, and their keys are cut. A unit alone would
+ * need fewer parts, but a worker finds keys once for all units that it does, and reads memory in order. Four do nearly as well as more, which leave
+ * more to merge. */
+static void find_bundles(fv__maker *m, const line *l, cut_counts *counts)
+{
+    enum { ENOUGH = 4, LEAST_BLOCKS = 4 };
+    const fv__kernel_shape *shape = m->shape;
+    const fv__tile *t = &m->tiles[0];
+    m->bundle = 0;
+    if (shape->together < 2 || !is_plain(m) || shape->num_cores || !m->num_tiles) return;
+    const int32_t units = m->segments[t->segment].num_units, each = m->workers / m->num_tiles;
+    const int32_t blocks = fv__cut_blocks(0, t->key_first, t->key_end - t->key_first);
+    if (each < 2 || each * m->num_tiles * 8 < m->workers * 7 || t->num_rows * shape->unit_heads > shape->together_rows) return;
+    for (int32_t k = 0; k < m->num_tiles; k++) {
+        const fv__tile *x = &m->tiles[k];
+        if (x->joined || x->num_rows != t->num_rows || m->segments[x->segment].num_units != units) return;
+        if (fv__cut_blocks(0, x->key_first, x->key_end - x->key_first) != blocks) return;
+    }
+    int32_t bundle = 0, parts = 1;
+    for (int32_t b = 2; b <= fv__min32(units, shape->together) && bundle < ENOUGH; b++) {
+        if (units % b || each % (units / b) || each / (units / b) * LEAST_BLOCKS > blocks) continue;
+        bundle = b;
+        parts = each / (units / b);
+    }
+    const int64_t items = (int64_t)m->num_tiles * units, slots = items * parts * t->num_rows;
+    if (parts < 2 || slots + l->slots > m->capacity->max_slots) return;
+    m->bundle = bundle;
+    m->bundle_parts = parts;
+    *counts = (cut_counts){ .pieces = items * (parts - 1), .slots = slots, .records = items * t->num_rows, .at = -1 };
+}
+
 /* Worker w does shares [w busy / W, (w + 1) busy / W), rounded: one or none. Equal items lie where
  * as many given splits would put them. */
 static inline void walk_cuts(fv__maker *m, const line *l, cut_counts *counts, bool plain)
@@ -355,6 +386,8 @@ static inline void walk_cuts(fv__maker *m, const line *l, cut_counts *counts, bo
 
 static void find_cuts(fv__maker *m, const line *l, cut_counts *counts)
 {
+    find_bundles(m, l, counts);
+    if (m->bundle) return;
     *counts = (cut_counts){ .at = -1, .slots_left = m->capacity->max_slots - l->slots };
     if (m->num_tiles == 0)
         for (int32_t w = 1; w < m->workers; w++) m->cuts[w - 1] = (fv__cut){ 0, 0, -1 };
@@ -478,10 +511,10 @@ static void next_worker(writer *w)
     w->worker_first[++w->worker] = (int32_t)w->n;
 }
 
-/* The item has been written in pieces whose slots follow one another from `slot`: the records of
+/* The item has been written in pieces whose slots lie `step` apart from `slot` on: the records of
  * its rows. */
 static inline void put_records(writer *w, const fv__tile *t, int32_t unit, int32_t slot,
-                               int32_t pieces, bool plain)
+                               int32_t step, int32_t pieces, bool plain)
 {
     const fv__maker *m = w->m;
     const fv__segment *s = &m->segments[t->segment];
@@ -492,7 +525,7 @@ static inline void put_records(writer *w, const fv__tile *t, int32_t unit, int32
                                                 .part_first = w->part,
                                                 .num_parts = parts,
                                                 .arrivals = pieces };
-        for (int32_t k = 0; k < parts; k++) w->parts[w->part++] = slot + k * t->num_rows + i;
+        for (int32_t k = 0; k < parts; k++) w->parts[w->part++] = slot + k * step + i;
     }
 }
 
@@ -520,7 +553,7 @@ static inline void put_cut_item(writer *w, int32_t k, int32_t unit, bool plain)
         next_worker(w);
     }
     put_partial(w, &f, u, key, t->key_end, record, plain);
-    if (!t->joined) put_records(w, t, u, slot, pieces + 1, plain);
+    if (!t->joined) put_records(w, t, u, slot, t->num_rows, pieces + 1, plain);
 }
 
 static void put_split_item(writer *w, int32_t k, int32_t unit)
@@ -536,7 +569,7 @@ static void put_split_item(writer *w, int32_t k, int32_t unit)
         put_partial(w, &f, s->unit_first + unit, fv__cut_split(&item, i, t->pieces),
                     fv__cut_split(&item, i + 1, t->pieces), record, false);
     }
-    if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->pieces, false);
+    if (!t->joined) put_records(w, t, s->unit_first + unit, slot, t->num_rows, t->pieces, false);
 }
 
 static inline void write_tile(writer *w, int32_t k, bool plain)
@@ -561,9 +594,32 @@ static inline void write_tile(writer *w, int32_t k, bool plain)
     }
 }
 
+/* Units [first, first + bundle) of a tile, part by part: each part is one worker's. */
+static void put_bundle(writer *w, const fv__tile *t, int32_t first)
+{
+    const fv__maker *m = w->m;
+    const tile_facts f = facts_of(m, t, true);
+    const fv__cut_item item = { f.cost, t->cost, 0, t->key_first, t->key_end, 0 };
+    const int32_t n = m->bundle, slot = w->slot, record = w->record, unit = f.segment->unit_first + first;
+    for (int32_t i = 0; i < m->bundle_parts; i++) {
+        const int32_t from = fv__cut_split(&item, i, m->bundle_parts), to = fv__cut_split(&item, i + 1, m->bundle_parts);
+        for (int32_t u = 0; u < n; u++) put_partial(w, &f, unit + u, from, to, record + u * t->num_rows, true);
+        if (w->worker < m->workers - 1) next_worker(w);
+    }
+    for (int32_t u = 0; u < n; u++)
+        put_records(w, t, unit + u, slot + u * t->num_rows, n * t->num_rows, m->bundle_parts, true);
+}
+
 static void write_pieces(writer *w)
 {
     const bool plain = is_plain(w->m);
+    for (int32_t k = 0; k < w->m->num_tiles && w->m->bundle; k++)
+        for (int32_t u = 0; u < w->m->segments[w->m->tiles[k].segment].num_units; u += w->m->bundle)
+            put_bundle(w, &w->m->tiles[k], u);
+    if (w->m->bundle) {
+        while (w->worker < w->m->workers) next_worker(w);
+        return;
+    }
     for (int32_t k = 0; k < w->m->num_tiles && plain; k++) write_tile(w, k, true);
     for (int32_t k = 0; k < w->m->num_tiles && !plain; k++) write_tile(w, k, false);
     while (w->worker < w->m->workers) next_worker(w);

@@ -19,7 +19,8 @@
  *   (3) a piece whose rows are in no other piece has record -1 and no slot (invariant mode: however many chunks). Where some rows of a piece are in
  *       others too, all of them have records; a record may have one part
  *   (4) a row's parts are in the order of its segments' levels, then keys; slots are used once
- *   (5) pieces <= row tiles x head units + workers - 1; with given splits: row tiles x head units x splits
+ *   (5) pieces <= row tiles x head units + workers - 1 (workers x together, where heads go together); with given splits: row tiles x head units x
+ *       splits
  *   (6) longest worker <= 1.1 x total / workers (those that are kept busy, where several share a core) + one block (a piece of one block of the largest tile, three parts to merge). Invariant mode:
  *       + one chunk, and the total counts a merge for each chunk, as cut items owe it. Where items may not be cut, + the dearest piece: with
  *       given splits, and in the invariant mode where a batch of several rows a request would need more partials than there is room for
@@ -126,6 +127,8 @@ typedef struct fv__kernel_shape {
     int32_t unit_heads, units_per_kv_head, num_units;
     int32_t workers;
     int32_t num_cores;                  /* what workers share: worker w is on core w % num_cores. 0: each has its own */
+    int32_t together, together_rows;    /* a worker does so many units of the same rows (up to so many packed ones) and keys in less time than one by
+                                           one: few items are cut so that it has some. 0: it does not */
     int32_t queue;                      /* workers can take pieces as they come (fv__plan_head.queue), of this many packed rows or more; 0: none */
     int32_t num_tiles;                  /* tile sizes in packed rows, ascending: a segment's tile is the smallest that holds all its rows, or the last */
     int32_t tiles[6];

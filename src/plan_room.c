@@ -71,21 +71,23 @@ static void measure_segments(fv__room *r, const fv_plan_desc *limits, int64_t ti
             : 0;
 }
 
-/* Partials. Auto: a worker owes at most two (its first and its last piece), a row of several
- * segments one a segment. Invariant: a cut item keeps a partial for each of its chunks. Items of
+/* Partials. Auto: a worker owes at most two (its first and its last piece), or those of a bundle; a
+ * row of several segments one a segment. Invariant: a cut item keeps a partial for each of its chunks. Items of
  * one row always have room; larger ones as far as INVARIANT_CHUNKS go, and are not cut beyond. */
-static void measure_slots(fv__room *r, const fv_plan_desc *limits, int64_t tile_rows)
+static void measure_slots(fv__room *r, const fv_plan_desc *limits, int64_t tile_rows,
+                          int64_t few_rows)
 {
+    const int64_t bundles = mul(mul(r->workers, r->together), few_rows);
     const int64_t cuts = mul(r->workers - 1, tile_rows),
                   joined = r->levels > 1 ? mul(r->segment_rows, r->units) : 0;
     const int64_t row_units = mul(r->rows, r->units);
     r->records =
-        add(r->splits > 1 ? row_units : fv__min64(cuts, row_units), r->levels > 1 ? row_units : 0);
+        add(r->splits > 1 ? row_units : fv__min64(fv__max64(cuts, bundles), row_units), r->levels > 1 ? row_units : 0);
     if (!r->chunk) {
         r->slots = r->splits > 1
                        ? mul(mul(fv__max64(r->rows, r->levels > 1 ? r->segment_rows : 0), r->units),
                              r->splits)
-                       : add(mul(2, cuts), joined);
+                       : add(fv__max64(mul(2, cuts), bundles), joined);
         return;
     }
     const int64_t chunks = add(fv__div_up(limits->max_kv_tokens, r->chunk), mul(2, r->requests));
@@ -104,6 +106,7 @@ fv__room fv__room_of(const fv__kernel_shape *shape, const fv_plan_desc *limits)
             limits->workers > 0 ? fv__min32(limits->workers, shape->workers) : shape->workers,
         .levels = levels_of(limits),
         .splits = limits->splits,
+        .together = limits->splits || limits->invariant ? 0 : fv__min32(shape->together, shape->num_units),
         .chunk = !limits->invariant ? 0
                  : limits->chunk    ? limits->chunk
                                     : 1024,
@@ -115,8 +118,9 @@ fv__room fv__room_of(const fv__kernel_shape *shape, const fv_plan_desc *limits)
     const int64_t tile_rows = fv__tile_rows(shape, INT32_MAX);
     measure_segments(&r, limits, tile_rows);
     if (r.splits > 1) r.pieces = mul(r.pieces, r.splits);
-    if (r.splits == 0) r.pieces = add(r.pieces, r.workers - 1);
-    measure_slots(&r, limits, fv__max64(1, fv__min64(tile_rows, r.rows)));
+    if (r.splits == 0) r.pieces = add(r.pieces, fv__max64(r.workers - 1, mul(r.workers, r.together)));
+    measure_slots(&r, limits, fv__max64(1, fv__min64(tile_rows, r.rows)),
+                  fv__min64(shape->together_rows / shape->unit_heads, r.rows));
     r.hash_slots = r.share ? power_of_two(2 * r.requests) : 0;
     return r;
 }

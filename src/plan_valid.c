@@ -387,7 +387,8 @@ static int check_balance(const checker *c, int64_t *costs)
 {
     const fv__plan_head *p = c->plan;
     const fv__cost_model *m = c->shape->cost;
-    const int64_t extra = p->splits ? 0 : p->num_workers - 1;
+    const int64_t bundles = p->invariant ? 0 : (int64_t)p->num_workers * fv__min32(c->shape->together, p->num_units);
+    const int64_t extra = p->splits ? 0 : fv__max64(p->num_workers - 1, bundles);
     CHECK(5, p->num_pieces <= c->tiles * fv__max32(1, p->splits) + extra, "%d pieces of %lld items",
           p->num_pieces, (long long)c->tiles);
 

@@ -98,6 +98,7 @@ typedef struct fv__maker {
     int32_t *page_slots;                /* hash set of page ids: listed by two segments of a row? */
     int64_t num_page_slots;             /* a power of two */
     fv__share_memory share;
+    int32_t bundle, bundle_parts;       /* units that go together, parts that each is cut into; 0: none do */
     int64_t saved;                      /* found prefixes: what the line is shorter than the flat one. 0: nothing is shared */
 } fv__maker;
 
@@ -106,7 +107,7 @@ typedef struct fv__room {
     int64_t requests, rows, segments, segment_rows, listed, tiles, pieces, records, slots;
     int64_t page_positions, cells, page_slots, hash_slots;
     int64_t given_rows;                 /* rows of all given segments together */
-    int32_t workers, levels, splits, chunk, units;
+    int32_t workers, levels, splits, chunk, units, together;
     bool share, given;
 } fv__room;
 

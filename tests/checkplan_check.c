@@ -575,7 +575,9 @@ static bool check_numbers(const plan_check *c)
     for (int32_t i = 0; i < p->num_segments; i++)
         items += ceil_div(c->segments[i].num_rows, tile_rows(c, c->segments[i].num_rows)) *
                  c->segments[i].num_units;
-    if (p->num_pieces > items * fv__max32(1, p->splits) + (p->splits ? 0 : p->num_workers - 1))
+    const int64_t units = fv__min32(c->s->shape.together, p->num_units), cuts = p->num_workers - 1,
+                  bundles = p->invariant ? 0 : p->num_workers * units;
+    if (p->num_pieces > items * fv__max32(1, p->splits) + (p->splits ? 0 : fv__max64(cuts, bundles)))
         return fail(c, "%d pieces of %lld items", p->num_pieces, (long long)items);
 
     /* Balance. Items whose chunks do not fit are not cut; those of one row a request always fit. */

@@ -63,6 +63,7 @@ void scene_shape(scene *s, int32_t num_kv_heads, int32_t group, int32_t max_pack
     k->num_units = num_kv_heads;
     k->workers = workers;
     k->num_cores = 0;
+    k->together = k->together_rows = 0;
     k->num_tiles = 0;
     for (int32_t tile = 16; tile < k->max_packed; tile *= 4) k->tiles[k->num_tiles++] = tile;
     k->tiles[k->num_tiles++] = k->max_packed;
@@ -89,6 +90,10 @@ static void random_shape(scene *s, rng *r)
         s->shape.num_units *= 2;
     }
     s->shape.queue = rng_chance(r, 40);
+    if (rng_chance(r, 50)) {
+        s->shape.together = (int32_t)rng_between(r, 2, 8);
+        s->shape.together_rows = (int32_t)rng_between(r, 1, 16);
+    }
     if (rng_chance(r, 20)) {
         s->cost = (fv__cost_model){ "random",          rng_below(r, 5000), rng_between(r, 1, 5000),
                                     rng_below(r, 500), rng_below(r, 300),  rng_below(r, 300), 0, 0 };

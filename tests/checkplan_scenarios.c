@@ -544,6 +544,42 @@ static void queue(totals *t, scene *s, made *m)
     }
 }
 
+/* Do the worker's pieces have the same rows and keys, of units that follow one another? */
+static bool one_bundle(const fv__plan_head *p, int32_t worker, int32_t units)
+{
+    const int32_t *first = FV__PLAN_ARRAY(p, int32_t, worker_first);
+    const fv__piece *a = FV__PLAN_ARRAY(p, fv__piece, pieces) + first[worker];
+    bool same = first[worker + 1] - first[worker] == units;
+    for (int32_t i = 1; i < units && same; i++)
+        same = a[i].segment == a->segment && a[i].row_first == a->row_first && a[i].key_first == a->key_first &&
+               a[i].num_keys == a->num_keys && a[i].unit == a->unit + i;
+    return same;
+}
+
+/* A few rows of few requests: units go together and keys are cut, where a worker would have had a unit, or a part of one. Not where each has enough
+ * units anyway, where its blocks are few, or rows are many. */
+static void bundles(totals *t, scene *s, made *m)
+{
+    static const struct {
+        int32_t requests, rows, keys, together, bundle, parts;
+    } cases[] = { { 1, 1, 4096, 8, 4, 8 }, { 2, 1, 4096, 8, 4, 4 }, { 5, 1, 4096, 8, 8, 3 }, { 8, 1, 4096, 8, 0, 0 }, { 1, 1, 1024, 8, 2, 4 },
+                  { 1, 1, 256, 8, 0, 0 }, { 1, 2, 4096, 8, 4, 8 }, { 1, 3, 4096, 8, 0, 0 }, { 1, 1, 4096, 2, 2, 4 }, { 1, 1, 4096, 0, 0, 0 } };
+    for (int i = 0; i < FV__COUNT(cases); i++) {
+        equal_requests(s, cases[i].requests, cases[i].rows, cases[i].keys, 16);
+        scene_shape(s, 8, 4, 64, 16, &fv__cost_cpu);
+        s->shape.together = cases[i].together;
+        s->shape.together_rows = 8;
+        scene_limits(s);
+        if (!good_plan(t, s, m, "bundles")) continue;
+        int32_t found = 0;
+        for (int32_t w = 0; w < m->plan->num_workers && cases[i].bundle; w++) found += one_bundle(m->plan, w, cases[i].bundle);
+        const int32_t pieces = cases[i].requests * 8 * cases[i].parts;
+        expect(t, !cases[i].bundle || (found == pieces / cases[i].bundle && m->plan->num_pieces == pieces), "%d: %d workers with bundles, %d pieces", i, found,
+               m->plan->num_pieces);
+        expect(t, cases[i].bundle || m->plan->num_pieces <= cases[i].requests * 8 + 15, "%d: %d pieces", i, m->plan->num_pieces);
+    }
+}
+
 /* Places taken one after another are those taken each for itself. */
 static void steps(totals *t, rng *r)
 {
@@ -581,6 +617,7 @@ void check_scenarios(totals *t, rng *r)
     nothing(t, &s, &m);
     caps(t, &s, &m);
     queue(t, &s, &m);
+    bundles(t, &s, &m);
     steps(t, r);
     printf("scenarios: %lld checks, %lld failed\n",
            (long long)(t->passed - passed + t->failed - failed), (long long)(t->failed - failed));

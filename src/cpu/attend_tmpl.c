@@ -60,9 +60,13 @@ fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_des
     int units = 1;
     while (problem->group % units || problem->group / units > largest) units++;
     *out = (fv__kernel_shape){ .max_packed = largest, .unit_heads = problem->group / units, .units_per_kv_head = units,
-                               .num_units = problem->num_kv_heads * units, .workers = workers, .queue = MOST_FEW + 1, .cost = &fv__cost_cpu };
+                               .num_units = problem->num_kv_heads * units, .workers = workers, .together = UNITS / 2, .together_rows = MOST_FEW,
+                               .queue = MOST_FEW + 1, .cost = &fv__cost_cpu };
 #if V_TILES
-    if (fits_tiles(problem)) out->cost = &fv__cost_cpu_amx;
+    if (fits_tiles(problem)) {
+        out->cost = &fv__cost_cpu_amx;
+        out->together_rows = FEW;
+    }
 #endif
     strcpy(out->name, "attend_" V_TEXT(FV_ISA_NAME));
     for (int rows = 16; rows <= largest; rows *= 4)
