@@ -7,6 +7,7 @@
  *   attend_few8.h    few rows over 8-bit integers      attend_few4.h    few rows over 4-bit integers with scales of groups
  *   attend_turn.h    a square of numbers turned        attend_sums.h    the weights of keys, a second pass
  *   attend_pages.h   pages in the order "tiles"         attend_few_tiled.h   few rows over them
+ *   attend_few_squares.h   few rows over bf16 by matrix tiles
  *
  * Numbers: scores, weights and states are f32; every block of 64 keys is summed from zero and then added, so that long rows lose nothing; maxima and
  * exponents are in base 2. The blocks of a piece count from its first key, in the invariant mode they and its chunks of plan->chunk keys from
@@ -21,6 +22,9 @@
 #include "attend_tiles.h"
 #endif
 #include "attend_few.h"
+#if V_TILES
+#include "attend_few_squares.h"
+#endif
 #include "attend_sums.h"
 
 fv_status V_NAME(fv__attend_shape)(const fv__problem *problem, const fv_plan_desc *limits, int workers, fv__kernel_shape *out, fv_error *err);
@@ -145,15 +149,41 @@ static void attend_plain(work *w)
     end_piece(w);
 }
 
+/* Q of the unit at hand, and a block of it: few rows. */
+static void begin_streamed(work *w, int at)
+{
+#if V_TILES
+    if (w->squares) {
+        load_squares(w, at);
+        return;
+    }
+#endif
+    load_few(w, at);
+}
+
+static void attend_streamed_block(work *w, block *b, int at, ahead next[NEXTS])
+{
+#if V_TILES
+    if (w->squares) {
+        attend_squares(w, b, at, next);
+        return;
+    }
+#endif
+    attend_few(w, b, at, next);
+}
+
 /* `units` pieces of the same rows and keys, of different head units. */
 static void attend_streamed(work *w, const fv__piece *pieces, int units)
 {
     const int rows = whole_few(w->packed);
     walk x = walk_blocks(w, pieces);
+#if V_TILES
+    w->squares = fits_squares(w);
+#endif
     for (int u = 0; u < units; u++) place_unit(w, u, rows, &pieces[u]);
     for (int u = 0; u < units; u++) {
         enter_unit(w, u);
-        load_few(w, u);
+        begin_streamed(w, u);
         begin_states(w, rows, w->m, w->l, w->o);
     }
     enter_unit(w, 0);
@@ -170,7 +200,7 @@ static void attend_streamed(work *w, const fv__piece *pieces, int units)
         for (int u = 0; u < units; u++) {
             enter_unit(w, u);
             if (u) shift_block(w, b, w->units[u].kv_head - w->units[u - 1].kv_head);
-            attend_few(w, b, u, ask_for);
+            attend_streamed_block(w, b, u, ask_for);
         }
         enter_unit(w, 0);
         b = next;

@@ -219,6 +219,7 @@ typedef struct work {
     bool q_words;                       /* their Q is words */
     bool v_from_k;                      /* V is the first dv floats of the unpacked K */
     bool tiles;                         /* many rows go through matrix tiles */
+    bool squares;                       /* few rows do, see attend_few_squares.h */
     float score_scale;                  /* on the dot product: into base 2, or natural where score hooks follow */
     int max_packed;
 
