@@ -352,7 +352,8 @@ static int bundle_folder(jit_run *r)
 {
     int code = hold(r, r->from);
     if (code == CLI_OK && r->num_blobs == 0)
-        code = cli_fail("%s holds no compiled kernel", r->from);
+        code = cli_fail("%s holds no kernel of a GPU; variants of the CPU are in no bundle: name "
+                        "the folder itself in FV_KERNEL_PATH", r->from);
     if (code == CLI_OK)
         code = write_bundle(r);
     free_holdings(r);

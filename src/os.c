@@ -2,10 +2,12 @@
 /* os.c -- Linux: CPUs this process may use, the clock, aligned memory. */
 #include "os.h"
 
+#include <elf.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -114,6 +116,26 @@ const char *fv__os_env(const char *name)
 {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
+}
+
+bool fv__os_is_cut_off(int fd)
+{
+    Elf64_Ehdr head;
+    struct stat st;
+    if (fstat(fd, &st) || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head ||
+        memcmp(head.e_ident, ELFMAG, SELFMAG) || head.e_ident[EI_CLASS] != ELFCLASS64 ||
+        head.e_phentsize != sizeof(Elf64_Phdr))
+        return false;
+    const uint64_t size = (uint64_t)st.st_size;
+    for (int i = 0; i < head.e_phnum; i++) {
+        Elf64_Phdr part;
+        const uint64_t at = head.e_phoff + (uint64_t)i * sizeof part;
+        if (at > INT64_MAX - sizeof part || pread(fd, &part, sizeof part, (off_t)at) != (ssize_t)sizeof part)
+            return true;
+        if (part.p_type == PT_LOAD && (part.p_offset > size || part.p_filesz > size - part.p_offset))
+            return true;
+    }
+    return false;
 }
 
 /* Counts down without a lock; what lies below 0 is "never" as well. */

@@ -13,6 +13,12 @@ trap 'rm -rf "$work"' EXIT
 cc -std=c11 -O2 -shared -fPIC -w -o "$work/libtorch_cpu.so" tests/fake/torch.c -lm || { echo "not run: no C compiler"; exit 77; }
 mkdir "$work/empty" "$work/bad" "$work/other"
 echo text >"$work/bad/libtorch_cpu.so"
+for folder in cut half; do
+    mkdir "$work/$folder"
+    head -c 5000 "$work/libtorch_cpu.so" >"$work/$folder/libtorch_cpu.so"
+done
+cp "$work/libtorch_cpu.so" "$work/half/libggml.so"
+head -c 5000 "$work/libtorch_cpu.so" >"$work/half/libggml-cpu.so"
 echo 'int x;' | cc -shared -fPIC -o "$work/other/libtorch_cpu.so" -xc - || exit 1
 export FV_NUM_THREADS=2
 unset FV_DEVICE FV_CPU LD_LIBRARY_PATH
@@ -30,6 +36,11 @@ export PATH=$work/empty:$PATH
 expect 0 "torch bf16 is absent: no libtorch_cpu.so" "${tiny[@]}" "torch decode b=1" --peers "$work/empty"
 expect 0 "ggml q8_0 is absent: no libggml.so" "${tiny[@]}" "ggml decode b=1 L=4096 32/8 int8" --peers "$work/empty"
 expect 0 "is absent: $work/bad/libtorch_cpu.so" "${tiny[@]}" "torch decode b=1" --peers "$work/bad"
+expect 0 "is absent: $work/cut/libtorch_cpu.so is cut off" "${tiny[@]}" "torch decode b=1" --peers "$work/cut"
+expect 0 "is absent: $work/half/libggml-cpu.so is cut off" "${tiny[@]}" "ggml decode b=1 L=4096 32/8 int8" --peers "$work/half"
+LD_LIBRARY_PATH=$work/cut expect 0 "is absent: $work/cut/libtorch_cpu.so is cut off" "${tiny[@]}" "torch decode b=1"
+LD_LIBRARY_PATH=$work/bad expect 0 "is absent: $work/bad/libtorch_cpu.so" "${tiny[@]}" "torch decode b=1"
+LD_LIBRARY_PATH=$work expect 0 "torch 9.8.0 bf16" "${tiny[@]}" "torch decode b=1" --peers "$work/cut"
 expect 0 "libtorch_cpu.so has no aoti_torch_create_tensor_from_blob" "${tiny[@]}" "torch decode b=1" --peers "$work/other"
 
 expect 0 "torch 9.8.0 bf16 folded" "${tiny[@]}" "torch decode b=1" --peers "$work/empty:$work" --csv "$work/rows.csv"
@@ -38,4 +49,9 @@ check "four rows: times and errors, two ways" test "$(grep -c ',18a,torch decode
 check "the peer's numbers are right" awk -F, '/error/ && ($9 < 1000 || $9 > 2000) { bad = 1 } END { exit bad }' "$work/rows.csv"
 FAKE_TORCH=refuse expect 0 "torch 9.8.0 bf16" "${tiny[@]}" "torch decode b=1" --peers "$work"
 FAKE_TORCH=wrong expect 1 "have not computed the same" "${tiny[@]}" "torch decode b=1" --peers "$work"
+
+printf '#!/bin/sh\nsleep 300 & echo $! >"%s/pid"; wait\n' "$work" >"$work/empty/python3"
+expect 0 "is absent: no libtorch_cpu.so, and python3 gave no answer within 10 s" "${tiny[@]}" "torch decode b=1"
+hangs() { grep -q ') [^ZX]' "/proc/$(cat "$work/pid")/stat" 2>"$work/err"; }     # a zombie waits for whoever became its parent
+check "what hung is ended" eval '! hangs'
 finish

@@ -99,6 +99,13 @@ static void count(fv__jit_cache *c, int64_t *counter, int64_t by)
 
 /* ------------------------------------------------------------------------------------------------------- environment */
 
+/* The folder failed us. Said once: everything still works, only slower at the next start. */
+static void complain(fv__jit_cache *c, const char *why)
+{
+    if (!atomic_flag_test_and_set(&c->complained))
+        fv__log_line(&c->log, FV_LOG_WARN, "kernel cache: %s; kernels are compiled in memory and not kept", why);
+}
+
 /* base + rest as an absolute path, of which the first `keep` bytes are not ours to create. */
 static void set_root(fv__jit_disk *disk, const char *base, const char *rest, bool keep_base)
 {
@@ -175,6 +182,8 @@ fv_status fv__jit_cache_open(const fv__jit_cache_desc *desc, fv__jit_cache **cac
     if (desc->log) c->log = *desc->log;
     c->disable_jit = desc->disable_jit < 0 ? is_set(fv__os_env("FV_DISABLE_JIT")) : desc->disable_jit != 0;
     choose_root(c, desc->dir);
+    const char *named = desc->dir ? desc->dir : fv__os_env("FV_CACHE_DIR");
+    if (!c->disk.root && !(named && !*named)) complain(c, "the path of its folder is too long");
     add_sources(c, desc->kernel_path);
     *cache = c;
     return FV_OK;
@@ -214,13 +223,6 @@ void fv__jit_cache_stats(fv__jit_cache *c, fv__jit_stats *stats)
 }
 
 /* -------------------------------------------------------------------------------------------- what to find, and where */
-
-/* The folder failed us. Said once: everything still works, only slower at the next start. */
-static void complain(fv__jit_cache *c, const char *why)
-{
-    if (!atomic_flag_test_and_set(&c->complained))
-        fv__log_line(&c->log, FV_LOG_WARN, "kernel cache: %s; kernels are compiled in memory and not kept", why);
-}
 
 static fv__jit_blob *from_disk(fv__jit_cache *c, const fv__jit_request *r, const fv__jit_key *key, bool *may_write)
 {
@@ -282,6 +284,10 @@ static void to_disk(fv__jit_cache *c, const fv__jit_request *r, const fv__jit_bl
 
 static fv_status forbidden(const fv__jit_request *r, bool disabled, fv_error *err)
 {
+    if (disabled && !strcmp(r->kind, "so"))
+        return fv__fail(err, FV_E_NOT_READY, "FV_DISABLE_JIT", 1, 0,
+                        "%s for %s is in no cache folder, and FV_DISABLE_JIT forbids to compile it; the cache folder of a machine that has compiled it "
+                        "can stand in FV_KERNEL_PATH", r->name, r->arch);
     if (disabled)
         return fv__fail(err, FV_E_NOT_READY, "FV_DISABLE_JIT", 1, 0,
                         "%s for %s is in no cache folder and no bundle, and FV_DISABLE_JIT forbids to compile it; `foveal jit --bundle` makes one for "
@@ -425,6 +431,11 @@ fv_status fv__jit_library_open(const fv__jit_blob *blob, fv__jit_library *librar
         const int error = errno;
         fv__jit_library_close(library);
         return fv__fail(err, FV_E_IO, "jit", error, 0, "%s cannot be put into memory as a library: %s", blob->name, strerror(error));
+    }
+    if (fv__os_is_cut_off(library->fd)) {
+        fv__jit_library_close(library);
+        return fv__fail(err, FV_E_COMPILE, "jit", (int64_t)blob->size, 0, "%s was compiled to a library that is cut off after %zu bytes", blob->name,
+                        blob->size);
     }
     snprintf(path, sizeof path, "/proc/self/fd/%d", library->fd);
     library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -230,8 +230,11 @@ static int wait_for(pid_t pid)
 static int make_file(const char *name)
 {
     const int low = memfd_create(name, MFD_CLOEXEC);
-    const int fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, 2 * NUM_FDS);
-    if (low >= 0) close(low);
+    if (low < 0) return -1;
+    const int fd = fcntl(low, F_DUPFD_CLOEXEC, 2 * NUM_FDS);
+    const int error = fd < 0 && errno == EINVAL ? EMFILE : errno;      /* a process that may not have so high a number */
+    close(low);
+    errno = error;
     return fd;
 }
 
@@ -244,9 +247,10 @@ static void close_files(int fds[NUM_FDS])
 static bool make_files(int fds[NUM_FDS])
 {
     static const char *const names[NUM_FDS] = { "source", "answer", "diagnostics", "object", "library" };
-    bool made = true;
-    for (int i = 0; i < NUM_FDS; i++) made = (fds[i] = make_file(names[i])) >= 0 && made;
-    return made;
+    for (int i = 0; i < NUM_FDS; i++) fds[i] = -1;
+    for (int i = 0; i < NUM_FDS; i++)
+        if ((fds[i] = make_file(names[i])) < 0) return false;
+    return true;
 }
 
 /* All of a file, with a NUL behind it; NULL: no memory. */
@@ -385,6 +389,8 @@ static fv_status make_library(const fv__cc *cc, const fv__jit_request *r, const 
 static fv_status take_library(const fv__cc *cc, const fv__jit_request *r, int fd, fv__jit_output *out, fv_error *err)
 {
     if (!is_elf(fd, ET_DYN)) return not_made(cc, "library", err);
+    if (fv__os_is_cut_off(fd))
+        return fv__fail(err, FV_E_COMPILE, "FV_CC", 0, 0, "%s: its linker's library is cut off; is there room in memory?", cc->path);
     out->data = read_file(fd, FV__JIT_MAX_ENTRY, &out->size);
     return out->data ? FV_OK : fv__fail(err, FV_E_NO_MEMORY, "text", 0, 0, "no memory for the compiled %s", r->name);
 }
