@@ -101,9 +101,10 @@ static void store_number(fv__use *use, int k, double x)
         *(int32_t *)at = (int32_t)x;
 }
 
+/* "inf" is the largest whole number; other numbers beyond it are refused. */
 static double bounded(double x)
 {
-    return x >= FV__NO_BOUND ? FV__NO_BOUND : x <= -FV__NO_BOUND ? -FV__NO_BOUND : x;
+    return isfinite(x) ? x : x > 0 ? FV__NO_BOUND : -FV__NO_BOUND;
 }
 
 static fv_status check_number(const binder *b, const fv__param *p, double *x)
@@ -111,6 +112,10 @@ static fv_status check_number(const binder *b, const fv__param *p, double *x)
     if (isnan(*x)) REFUSE(b, p->name, 0, 0, "NaN is no value of '%s'", p->name);
     if (p->kind == FV__INT) {
         *x = bounded(*x);
+        if (fabs(*x) > FV__NO_BOUND)
+            REFUSE(b, p->name, fabs(*x) < 1e18 ? (int64_t)*x : 0, FV__NO_BOUND,
+                   "'%s' is %.17g; whole numbers are at most 2^30 = %d, and inf is that one",
+                   p->name, *x, FV__NO_BOUND);
         if (*x != floor(*x))
             REFUSE(b, p->name, (int64_t)*x, 0, "'%s' is %g; it must be a whole number", p->name,
                    *x);
@@ -210,33 +215,42 @@ static fv_status check_dense_rows(const binder *b, const char *name, const fv_te
     return FV_OK;
 }
 
-/* How many entries an array must have, -1: any or not known yet. *words says what is counted. */
-static int64_t expected_count(const binder *b, const fv__use *use, const fv__param *p,
-                              const char **words)
+/* How many entries an array must have, -1: any or not known yet. */
+static int64_t expected_count(const binder *b, const fv__use *use, const fv__param *p)
 {
     switch (p->count_of) {
     case FV__COUNT_ANY: break;
-    case FV__COUNT_HEADS: *words = "one per q head"; return b->problem->num_q_heads;
-    case FV__COUNT_REQUESTS:
-        *words = "one per request";
-        return b->shape ? b->shape->num_requests : -1;
-    case FV__COUNT_ROWS: *words = "one per row"; return b->shape ? b->shape->total_rows : -1;
-    case FV__COUNT_NUMBER: *words = "a fixed number"; return p->count;
+    case FV__COUNT_HEADS: return b->problem->num_q_heads;
+    case FV__COUNT_REQUESTS: return b->shape ? b->shape->num_requests : -1;
+    case FV__COUNT_ROWS: return b->shape ? b->shape->total_rows : -1;
+    case FV__COUNT_NUMBER: return p->count;
     case FV__COUNT_HALF:
-        *words = "half of rotary_dim";
         return *(const int32_t *)(use->args + use->variant->meta.params[p->count].offset) / 2;
     }
     return -1;
 }
 
+/* ... and what is counted, in words. */
+static void count_words(const fv__use *use, const fv__param *p, char words[48])
+{
+    static const char *const names[] = {
+        [FV__COUNT_ANY] = "", [FV__COUNT_HEADS] = "one per q head",
+        [FV__COUNT_REQUESTS] = "one per request", [FV__COUNT_ROWS] = "one per row",
+        [FV__COUNT_NUMBER] = "a fixed number", [FV__COUNT_HALF] = "half of ",
+    };
+    snprintf(words, 48, "%s%s", names[p->count_of],
+             p->count_of == FV__COUNT_HALF ? use->variant->meta.params[p->count].name : "");
+}
+
 static fv_status check_count(const binder *b, const fv__use *use, const fv__param *p, int64_t count)
 {
-    const char *words = "";
-    const int64_t expected = expected_count(b, use, p, &words);
+    char words[48];
+    const int64_t expected = expected_count(b, use, p);
     if (expected < 0 || count == expected) return FV_OK;
     if (p->count_of == FV__COUNT_ROWS && b->shape->max_rows > expected &&
         count == b->shape->max_rows)
         return FV_OK;
+    count_words(use, p, words);
     REFUSE(b, p->name, count, expected, "'%s' has %lld entries; expected %lld (%s)", p->name,
            (long long)count, (long long)expected, words);
 }
@@ -442,6 +456,11 @@ static fv_status bind_list(binder *b, int first, int last, const fv_arg *args, i
         const int found = find_target(b, first, last, name, &to);
         if (!found)
             REFUSE(b, name, 0, 0, "no variant of the problem has a parameter '%.40s'", name);
+        if (found > 1 && strchr(name, '.'))
+            REFUSE(b, name, found, 1,
+                   "%d variants of the problem have that name and a parameter '%.40s': give it in "
+                   "the fv_variant_use.args of the one that is meant",
+                   found, name);
         if (found > 1)
             REFUSE(b, name, found, 1,
                    "%d variants of the problem have a parameter '%.40s': say \"variant.parameter\"",
@@ -595,6 +614,33 @@ fv_status fv__problem_check_ranges(const fv__problem *problem, int64_t num_reque
                 FV_TRY(check_ranges(&meta->params[k],
                                     (const fv_ranges *)(use->args + meta->params[k].offset),
                                     num_requests, err));
+    }
+    return FV_OK;
+}
+
+static fv_status check_parents(const char *name, const fv_ints *parents, int64_t request,
+                               int64_t first_row, int64_t num_rows, fv_error *err)
+{
+    for (int64_t row = 0; row < num_rows && first_row + row < parents->count; row++) {
+        const int32_t parent = parents->data[first_row + row];
+        if (parent >= -1 && parent < row) continue;
+        return fv__fail_request(err, FV_E_INVALID, name, request, parent, row - 1,
+                                "'%s': the parent of row %lld of %lld is %d; it must be a row of "
+                                "the request before it, or -1: none",
+                                name, (long long)row, (long long)num_rows, parent);
+    }
+    return FV_OK;
+}
+
+fv_status fv__problem_check_parents(const fv__problem *problem, int64_t request, int64_t first_row,
+                                    int64_t num_rows, fv_error *err)
+{
+    for (int i = 0; i < problem->num_uses; i++) {
+        const fv__use *use = &problem->uses[i];
+        const fv__param *p = use->variant->meta.params;
+        if (use->variant != fv__variant_find("tree")) continue;
+        FV_TRY(check_parents(p->name, (const fv_ints *)(use->args + p->offset), request, first_row,
+                             num_rows, err));
     }
     return FV_OK;
 }

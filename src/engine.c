@@ -259,7 +259,10 @@ static fv_status bind_batch(fv_plan *plan, fv_error *err)
     };
     FV_TRY(fv__problem_bind(&plan->step, FV__BIND_BATCH, "batch.args", b->args, b->num_args, NULL, 0, &shape, err));
     if (!plan->ctx->cuda) FV_TRY(fv__problem_check_ranges(&plan->step, made->num_requests, err));
-    return fv__problem_bound(&plan->step, FV__BIND_BATCH, err);
+    FV_TRY(fv__problem_bound(&plan->step, FV__BIND_BATCH, err));
+    for (int64_t r = 0; r < made->num_requests && !plan->ctx->cuda; r++)
+        FV_TRY(fv__problem_check_parents(&plan->step, r, made->requests[r].row_first, made->requests[r].num_rows, err));
+    return FV_OK;
 }
 
 static fv_status refresh(fv_plan *plan, fv_stream stream, fv_error *err)

@@ -253,10 +253,6 @@ static fv_status settle_pairs(const fv__problem *p, fv__use *use, const char *wh
     const int at = use->variant->meta.pairs_dim;
     if (at < 0) return FV_OK;
     const fv__param *param = &use->variant->meta.params[at];
-    if (param->binding != FV__BIND_PROBLEM)
-        return fv__fail(err, FV_E_UNSUPPORTED, where, 0, 0,
-                        "%s: '%s' says which pairs turn and must be bound to the problem", where,
-                        param->name);
     int32_t *dim = (int32_t *)(use->args + param->offset);
     if (*dim == FV__NO_BOUND) *dim = p->dim_qk & ~1;
     use->planned[at] = *dim;

@@ -57,6 +57,9 @@ fv_status fv__problem_bound(const fv__problem *problem, fv__binding when, fv_err
 /* The values of range lists, where they lie on the host: offsets within the list, ranges ascending. Kernels and planner rely on it. */
 fv_status fv__problem_check_ranges(const fv__problem *problem, int64_t num_requests, fv_error *err);
 
+/* Likewise the rows that those of a request name as their parents: -1, or one before. */
+fv_status fv__problem_check_parents(const fv__problem *problem, int64_t request, int64_t first_row, int64_t num_rows, fv_error *err);
+
 /* The larger of these is what a batch's bits need: `request` rows x keys, from a byte border. */
 bool fv__problem_has_bits(const fv__problem *problem);
 

@@ -89,6 +89,15 @@ static fv_status compile(fv_ctx *ctx, made *m, fv_error *err)
     return FV_OK;
 }
 
+/* Without FV_PARAMS `a` is a struct that nobody has declared, which compilers say in their words. */
+static void name_missing_params(const fv__variant_meta *meta, fv_error *err)
+{
+    if (!err || meta->num_params || !err->value || !strstr(err->text, "fv_args_")) return;
+    fv__fail(err, FV_E_COMPILE, meta->name, err->value, 0,
+             "%s, line %lld: 'a' has no members: the text declares no parameters (FV_PARAMS)",
+             meta->name, (long long)err->value);
+}
+
 fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant,
                             fv_error *err)
 {
@@ -110,6 +119,7 @@ fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_
     m->variant = (fv_variant){ .meta = meta, .text = m->text, .builtin = -1, .ctx = ctx };
     const fv_status status = compile(ctx, m, err);
     if (status != FV_OK) {
+        if (status == FV_E_COMPILE) name_missing_params(&meta, err);
         fv__ctx_free(ctx, m, bytes_of(text));
         return status;
     }

@@ -458,6 +458,9 @@ static fv_status read_count(scanner *s, fv__param *p, const char *where)
                      "'%s' is no count of '%s': heads, requests, rows, any, a number, or an FV_INT "
                      "above it as name/2",
                      word, p->name);
+    if (s->meta->params[p->count].binding > p->binding)
+        return fault(s, s->line, "'%s' has '%s/2' entries and must not be bound before '%s'",
+                     p->name, word, word);
     p->count_of = FV__COUNT_HALF;
     FV_TRY(expect(s, '/', where));
     FV_TRY(skip_blanks(s));
@@ -693,6 +696,11 @@ static fv_status read_pairs(scanner *s)
     FV_TRY(expect_param_of(s, FV__INT, &s->meta->pairs_dim, "FV_PAIRS"));
     FV_TRY(expect(s, ',', "FV_PAIRS"));
     FV_TRY(expect_param_of(s, FV__INT, &s->meta->pairs_interleaved, "FV_PAIRS"));
+    const int params[] = { s->meta->pairs_dim, s->meta->pairs_interleaved };
+    for (int i = 0; i < FV__COUNT(params); i++)
+        if (s->meta->params[params[i]].binding != FV__BIND_PROBLEM)
+            return fault(s, s->line, "'%s' says which pairs turn and must be bound to the problem",
+                         s->meta->params[params[i]].name);
     return expect(s, ')', "FV_PAIRS");
 }
 

@@ -141,6 +141,36 @@ static float *copy_of(const float *x, size_t bytes)
     return y;
 }
 
+/* Parents are rows of their request that stand before, or -1. */
+static void tree_parents(void **state)
+{
+    world *w = *state;
+    const fv_variant_use tree = { .name = "tree" };
+    fv_plan *plan = plan_of(w, &tree, 1, limits_of());
+    csr c = { 0 };
+    add_request(&c, 2, 4, (int32_t[]){ 0 }, 1);
+    add_request(&c, 3, 3, (int32_t[]){ 1 }, 1);
+    static const struct {
+        int32_t parents[5];
+        int request, parent;            /* -1: fine */
+    } ways[] = {
+        { { -1, 0, -1, 0, 0 }, -1, 0 }, { { -1, -1, -1, 0, 1 }, -1, 0 }, { { -1, 0, -1, 0, 9 }, 1, 9 }, { { -1, 2, -1, 0, 1 }, 0, 2 },
+        { { 1, 0, -1, 0, 1 }, 0, 1 },   { { -1, 1, -1, 0, 1 }, 0, 1 },   { { -1, 0, -5, 0, 1 }, 1, -5 }, { { -1, 0, 0, 0, 1 }, 1, 0 },
+    };
+    for (int i = 0; i < (int)(sizeof ways / sizeof *ways); i++) {
+        const fv_tensor t = { .data = (void *)(uintptr_t)ways[i].parents, .dtype = "i32", .ndim = 1, .shape = { 5 }, .stride = { 1 } };
+        const fv_arg arg = { .name = "parents", .tensor = &t };
+        fv_batch batch = batch_of(&c);
+        batch.args = &arg, batch.num_args = 1;
+        const fv_status s = fv_plan_update(plan, NULL, &batch, NULL, &w->err);
+        if (s != (ways[i].request < 0 ? FV_OK : FV_E_INVALID)) fail_msg("%d: %s", i, fv_status_name(s));
+        if (s == FV_OK) continue;
+        assert_says(&w->err, "'parents': the parent of row");
+        assert_true(w->err.request == ways[i].request && w->err.value == ways[i].parent);
+    }
+    fv_plan_destroy(&plan);
+}
+
 /* ---- page tables and lengths ---- */
 
 static void s006_length_over_pages(void **state)
@@ -1001,6 +1031,7 @@ static void names_and_info(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(tree_parents, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s006_length_over_pages, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s013_bad_page_id, set_up, tear_down),
         cmocka_unit_test_setup_teardown(s026_nothing_to_do, set_up, tear_down),

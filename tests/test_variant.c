@@ -203,8 +203,9 @@ static const struct { int line; const char *text, *word;
     { 2, PARAM("FV_FLOATS(a, problem, heads, frequencies)"), "rotary_dim/2" },
     { 2, PARAM("FV_INT(d, problem, 2, 2)\nFV_FLOATS(a, problem, d/2, frequencies)"),
       "'rotary_dim'" },
-    { 2, PARAM("FV_INT(rotary_dim, run, 2, 2)\nFV_FLOATS(a, problem, rotary_dim/2, frequencies)"),
+    { 4, PARAM("FV_INT(rotary_dim, run, 2, 2)\nFV_FLOATS(a, problem, rotary_dim/2, frequencies)"),
       "'rotary_dim'" },
+    { 4, PARAM("FV_INT(d, batch, 2, 2)\nFV_INTS(a, problem, d/2, none)"), "not be bound before 'd'" },
     { 2,
       PARAM("FV_INT(rotary_dim, problem, 2, 2)\nFV_NUMBER(base, run, 2, 2)\nFV_FLOATS(a, problem, "
             "rotary_dim/2, frequencies)"),
@@ -249,6 +250,10 @@ static const struct { int line; const char *text, *word;
     { 6, PARAM("FV_INT(d, problem, 2, 2)") "FV_PAIRS(d, d)\n", "without FV_QUERY" },
     { 6, PARAM("FV_INT(d, problem, 2, 2)") "FV_PAIRS(d)\n", "',' expected" },
     { 3, META HOOK "FV_KEY { return x; }\n", "FV_PAIRS" },
+    { 3, META "FV_PARAMS(FV_INT(d, run, 2, 2) FV_INT(i, problem, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return x; }\n",
+      "'d' says which pairs turn" },
+    { 3, META "FV_PARAMS(FV_INT(d, problem, 2, 2) FV_INT(i, batch, 0, 0))\nFV_PAIRS(d, i)\nFV_KEY { return x; }\n",
+      "'i' says which pairs turn" },
     { 6, PARAM("FV_INT(a, run, 1, 1)") "FV_TURNS(a)\n", "FV_FLOATS" },
     { 6, PARAM("FV_FLOATS(a, run, any, none)") "FV_TURNS(a)\n", "without FV_KEY" },
     { 7, PARAM("FV_FLOATS(a, run, any, none)") "FV_TURNS(a)\nFV_TURNS(a)\n", "second FV_TURNS" },
@@ -596,6 +601,12 @@ static void window_time(void **state)
         assert_int_equal(with("window", NULL, NULL, &bad[i], 1, &p), FV_E_INVALID);
     REFUSED(with("window", NULL, NULL, &bad[0], 1, &p), FV_E_INVALID, "variants[0].args.left",
             "must be >= 0");
+    static const double far[] = { 1073741825, 2147483647, 3e9, 1e300, -3e9 };
+    for (int i = 0; i < FV__COUNT(far); i++)                            /* not taken for inf */
+        REFUSED(with("window", NULL, NULL, &(fv_arg){ .name = "left", .number = far[i] }, 1, &p),
+                FV_E_INVALID, "variants[0].args.left", "at most 2^30 = 1073741824, and inf is");
+    OK(with("window", NULL, NULL, &(fv_arg){ .name = "left", .number = 1 << 30 }, 1, &p));
+    fv__problem_free(&p);
 }
 
 static void numbers(void **state)
@@ -651,6 +662,12 @@ static void lists(void **state)
     REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3), number("right", 3) }[0],
                  2, &two_requests),
             FV_E_INVALID, "right", "twice");
+    fv__problem_free(&p);
+    OK(with("window", "window", NULL, NULL, 0, &p));
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("right", 3) }[0], 1, &two_requests),
+            FV_E_INVALID, "right", "say \"variant.parameter\"");
+    REFUSED(bind(&p, FV__BIND_RUN, &(fv_arg[]){ number("window.right", 3) }[0], 1, &two_requests),
+            FV_E_INVALID, "right", "fv_variant_use.args of the one that is meant");
     fv__problem_free(&p);
     const fv_arg dim = number("rotary_dim", 32);
     OK(with("rope", NULL, NULL, &dim, 1, &p));

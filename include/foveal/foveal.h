@@ -35,7 +35,7 @@
  * The formula. Row i of a request with `rows` rows and `length` keys sits at position
  * p = first_position + length - rows + i unless row positions are given. For every q head h and its kv head
  * h / (num_q_heads / num_kv_heads):
- *   s_j = scale * dot(q, k_j), then through the score hooks of the variants in the order given;
+ *   s_j = scale * dot(q, k_j), then through the score hooks of the variants in the order given, every |s_j| <= 2.35e38 (docs/numerics.md);
  *   o   = sum over visible j of exp(s_j - lse) * v_j,   lse = ln(sum over visible j of exp(s_j)) (+ sinks).
  * A row that sees nothing has o = 0 and lse = -inf. What is not visible is never read into a result.
  *
@@ -260,8 +260,9 @@ typedef struct fv_variant_use {
 } fv_variant_use;
 
 /* Makes a variant from its text (the text of a file like those in src/variants/; docs/variants.md). The text is code: it runs with the rights of this
- * process. Name and text are copied; *variant is the caller's, to be destroyed after the plans that use it. Blocks: may start a compiler. FV_E_COMPILE:
- * err->field is the name, err->value the line (0: none of the text's), err->text the compiler's words. */
+ * process. Name (up to 31 letters) and text (up to 1 MiB) are copied; *variant is the caller's, to be destroyed after the plans that use it.
+ * Blocks: may start a compiler and a linker, for 60 s at most each time. FV_E_COMPILE: err->field is the name, err->value the line (0: none of
+ * the text's), err->text the compiler's words. */
 FV_API fv_status fv_variant_create(fv_ctx *ctx, const char *name, const char *text, fv_variant **variant, fv_error *err);
 FV_API fv_status fv_variant_destroy(fv_variant **variant);      /* FV_E_BUSY while a plan uses it; NULL is fine */
 
@@ -286,7 +287,8 @@ typedef struct fv_problem {
                                          int4       f16, pairs (scale, zero) per 32 or 64 elements: the last axis is dim / 16 or dim / 32.
                                                     Codes are 0 to 15, an element is (code - zero) * scale. CPU only
                                        Strides are theirs: they may lie apart, or behind the row that they belong to */
-    int32_t qk_tail;                /* the last so many elements of dim_qk lie in .q_tail / .k_tail instead of .q / .k; 0: none */
+    int32_t qk_tail;                /* the last so many elements of dim_qk lie in .q_tail / .k_tail instead of .q / .k; 0: none.
+                                       Not what a variant turns (rope): its pairs begin with .q and .k. Turn a tail before, by fv_rope and fv_append */
     bool v_in_k;                    /* V is the first dim_v elements of K (latent attention); .v must be absent */
     bool lse_base2;                 /* lse in base 2 instead of natural */
     const char *page_order;         /* how elements lie within a page of K and V: NULL or "rows": every token's row by itself; "tiles": see below */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope.h -- rotary embedding inside attention, for caches that hold un-rotated keys: pairs of q turn by q_pos * frequency, pairs of k by
- * k_pos * frequency. Frequencies come from base and factor (linear, or Llama-3.1 with low_freq_factor and high_freq_factor) unless given. */
+ * k_pos * frequency. Pairs are the first of dim_qk: a qk_tail is turned before. Frequencies come from base and factor (linear, or Llama-3.1 with
+ * low_freq_factor and high_freq_factor) unless given. */
 FV_META("q and k turned by position * frequencies[pair]")
 
 FV_PARAMS(
