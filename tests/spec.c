@@ -753,6 +753,7 @@ static fv_status compare(subject *s, spec_result *r)
             for (int row = 0; row < h->rows[request]; row++) {
                 const fv__spec_at at = place(s, request, row, head);
                 define_row(s, at, &m, &w);
+                r->seen += memchr(m.seen, 1, (size_t)h->keys[request]) != NULL;
                 judge_row(s, at, &w, r);
                 add_sums(s, at, &m);
             }

@@ -36,6 +36,7 @@ typedef struct spec_result {
     double share;                       /* largest error of o, lse or key sums as a share of what rounding allows: fine up to 1 */
     double lse_error, sums_error;
     int64_t values;                     /* compared */
+    int64_t seen;                       /* rows and heads that see a key, of all that were compared */
     char worst[160];                    /* where the largest share is, in words */
     char kernel[64];
 } spec_result;

@@ -36,7 +36,7 @@ expect 0 "foveal $(sed -n 's/.*project(foveal VERSION \([0-9.]*\).*/\1/p' CMakeL
 expect 0 "replay" help
 expect 0 "--token-budget" help replay
 expect 0 "--svg" plan --help
-expect 2 "/dev/zero: more than 16 MiB" variant /dev/zero
+expect 2 "/dev/zero: more than 1 MiB" variant /dev/zero
 small() { (ulimit -v 400000 && "$foveal" plan /dev/zero) 2>&1 | grep -qF "/dev/zero: more than 256 MiB"; }      # not twice what is read
 grep -qa __asan_init "$foveal" || check "no more memory is asked for than is read" small
 expect 2 'no command "nosuch"' nosuch
@@ -300,12 +300,17 @@ printf 'FV_SCORE { return s; }\n' >"$work/bare.c"
 expect 2 'FV_META("formula") is missing' variant "$work/bare.c"
 "$foveal" variant - <"$work/bare.c" >"$work/out" 2>"$work/err"
 check "a fault of a text on standard input: $(cat "$work/err")" grep -q "^standard input:[0-9]*: FV_META" "$work/err"
+printf '\xef\xbb\xbfFV_SCORE { return s; }\n' >"$work/bare.c"
+expect 2 'bare.c:2: FV_META("formula") is missing' variant "$work/bare.c"
+expect 2 "--with names causal twice" variant --with causal,window,causal examples/variants/alibi.c
 expect 2 'no variant "nosuch"' variant --with nosuch examples/variants/alibi.c
 printf 'FV_META("x")\nFV_SCORE { return t; }\n' >"$work/bad.c"
 printf 'FV_META("x")\n\nFV_SCOR { return s; }\n' >"$work/worse.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s + t; }\n#else\nFV_SCORE { return s; }\n#endif\n' >"$work/spec.c"
 printf 'FV_META("x")\n#ifdef FV_SPEC\nFV_SCORE { return s; }\n#else\nFV_SCORE { return s * 2.0f; }\n#endif\n' >"$work/wrong.c"
 printf 'FV_META("x")\nFV_SCORE { return v_log(-v_abs(s) - 1.0f); }\n' >"$work/nan.c"
+printf 'FV_META("x")\nFV_VISIBLE { return v_ilt(at.k_pos, v_seti(1000)); }\n' >"$work/early.c"
+printf 'FV_META("x")\nFV_VISIBLE { return v_ilt(at.k_pos, v_seti(0)); }\n' >"$work/blind.c"
 export FV_CACHE_DIR=$work/kernels
 expect 2 "$work/worse.c:3:" variant "$work/worse.c"
 if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants/alibi.c >"$work/out" 2>&1 || ! grep -q "C compiler" "$work/out"; then
@@ -314,6 +319,10 @@ if FV_CC=${FV_CC:-} "$foveal" variant --seconds 0 --cpu scalar examples/variants
     expect 0 "x " variant --seconds 0.01 --threads 2 --with window,sink --name streams examples/variants/streaming.c
     expect 2 "$work/bad.c:2:" variant "$work/bad.c"
     expect 2 "$work/spec.c:3:" variant "$work/spec.c"
+    expect 0 "7 passed, 0 failed, 1 in which no row sees a key" variant --seconds 0 --cpu scalar "$work/early.c"
+    expect 1 "0 passed, 0 failed, 8 in which no row sees a key" variant --seconds 0 --cpu scalar --with none "$work/blind.c"
+    FV_CACHE_DIR=$work/of_the_cpu expect 0 "8 passed, 0 failed" variant --seconds 0 --cpu scalar examples/variants/alibi.c
+    expect 1 "holds no kernel of a GPU; variants of the CPU are in no bundle" jit --from "$work/of_the_cpu" --bundle "$work/bundle"
     expect 1 "definition says" variant --seconds 0 "$work/wrong.c"
     expect 1 "the definition gives no number" variant --seconds 0 --cpu scalar "$work/nan.c"
 fi
