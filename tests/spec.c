@@ -579,10 +579,10 @@ static void score_keys(const subject *s, fv__spec_at at, memory *m, double *max,
             size += m->q[d] * k[d] * m->q[d] * k[d];
         }
         double x = scale * dot;
-        for (int u = 0; u < s->num_uses; u++) {
+        for (int u = 0; u < s->num_uses; u++)
             if (hooks_of(s, u)->score) x = hooks_of(s, u)->score(args_of(s, u), &at, x);
+        for (int u = 0; u < s->num_uses; u++)           /* of all scores, wherever it stands */
             if (hooks_of(s, u)->weight) x = hooks_of(s, u)->weight(args_of(s, u), &at, x);
-        }
         m->s[at.key] = x;
         *max = fmax(*max, x);
         *blur = fmax(*blur, unit * (fabs(x) + 4 * scale * sqrt(size)));

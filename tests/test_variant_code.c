@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -155,6 +156,7 @@ static void check_hooks(fv_ctx *ctx, const char *isa)
     agrees(ctx, isa, "all, sums", (fv_variant_use[]){ { .variant = all }, { .variant = sums } }, 2);
     agrees(ctx, isa, "weights", &(fv_variant_use){ .variant = weights }, 1);
     agrees(ctx, isa, "alibi, weights, window", (fv_variant_use[]){ { .name = "alibi" }, { .variant = weights }, { .name = "window" } }, 3);
+    agrees(ctx, isa, "weights, softcap, alibi", (fv_variant_use[]){ { .variant = weights }, { .name = "softcap" }, { .name = "alibi" } }, 3);
     OK(fv_variant_destroy(&all));
     OK(fv_variant_destroy(&weights));
     OK(fv_variant_destroy(&sums));
@@ -164,6 +166,59 @@ static void hooks(void **state)
 {
     (void)state;
     on_each_level(check_hooks);
+}
+
+/* Keys j = 0, 1, .. with the values j: o of rows that all see them all, and lse. */
+static void run_rows(fv_ctx *ctx, const fv_variant_use *use, int rows, float *o, float *lse)
+{
+    enum { KEYS = 100, DIM = 16, MOST = 40 };
+    static float q[MOST][DIM], k[KEYS][DIM], v[KEYS][DIM], out[MOST][DIM], lses[MOST];
+    for (int j = 0; j < KEYS; j++) v[j][0] = (float)j;
+    const fv_problem p = { .q = "f32", .k = "f32", .v = "f32", .o = "f32", .num_q_heads = 1, .dim_qk = DIM, .variants = use, .num_variants = 1 };
+    const fv_plan_desc limits = { .max_requests = 1, .max_rows = rows, .max_kv_tokens = KEYS };
+    const int32_t row_indptr[] = { 0, rows }, key_indptr[] = { 0, KEYS };
+    const fv_batch batch = { .num_requests = 1, .rows = fv_i32(row_indptr, 2), .kv_indptr = fv_i32(key_indptr, 2) };
+    const fv_tensor few = { .ndim = 3, .shape = { rows, 1, DIM }, .stride = { DIM, DIM, 1 } }, all = { .ndim = 3, .shape = { KEYS, 1, DIM },
+                                                                                                       .stride = { DIM, DIM, 1 } };
+    fv_tensors t = { .q = few, .k = all, .v = all, .o = few, .lse = { .data = lses, .ndim = 2, .shape = { rows, 1 }, .stride = { 1, 1 } } };
+    t.q.data = q, t.k.data = k, t.v.data = v, t.o.data = out;
+    fv_plan *plan = NULL;
+    OK(fv_plan_create(ctx, &p, &limits, &plan, &err));
+    OK(fv_plan_update(plan, NULL, &batch, NULL, &err));
+    OK(fv_run(plan, &t, NULL, &err));
+    OK(fv_plan_destroy(&plan));
+    *o = out[rows - 1][0];
+    *lse = lses[rows - 1];
+}
+
+/* docs/numerics.md: how large a score may be, and what becomes of rows whose scores are below. */
+static void check_largest_scores(fv_ctx *ctx, const char *isa)
+{
+    fv_variant *v = NULL;
+    fv_arg arg = { .name = "s" };
+    const float all[] = { 2.35e38f, -2.35e38f, -1e30f };
+    static const char text[] = "FV_META(\"s\")\nFV_PARAMS(FV_NUMBER(s, run, 0, 1))\nFV_SCORE { return v_set(a->s); }\n";
+    OK(fv_variant_create(ctx, "constant", text, &v, &err));
+    const fv_variant_use use = { .variant = v, .args = &arg, .num_args = 1 };
+    float o, lse;
+    for (int rows = 1; rows <= 40; rows += 39) {
+        for (int i = 0; i < FV__COUNT(all); i++) {
+            arg.number = (double)all[i];
+            run_rows(ctx, &use, rows, &o, &lse);
+            if (!(fabsf(o - 49.5f) < 1e-3f && fabsf(lse - all[i]) < 1e-5f * fabsf(all[i])))
+                fail_msg("%s, %d rows, scores of %g: o %g, lse %g", isa, rows, (double)all[i], (double)o, (double)lse);
+        }
+        arg.number = -3.4e38;
+        run_rows(ctx, &use, rows, &o, &lse);
+        if (!isnan(o) && (o != 0 || lse != -INFINITY)) fail_msg("%s, %d rows, scores beyond: o %g, lse %g", isa, rows, (double)o, (double)lse);
+    }
+    OK(fv_variant_destroy(&v));
+}
+
+static void largest_scores(void **state)
+{
+    (void)state;
+    on_each_level(check_largest_scores);
 }
 
 static bool includes(const char *line)
@@ -240,6 +295,7 @@ static const struct {
     { 2, META "FV_SCORE { s = s + 1.0f; }\n", "return" },
     { 2, META "#define TWICE(x) (x + y)\nFV_SCORE { return TWICE(s); }\n", "y" }, /* or where it is used */
     { 2, META "FV_SCORE { return \"s\"; }\n", "" },
+    { 3, META "\nFV_SCORE { return s * a->gain; }\n", "declares no parameters (FV_PARAMS)" },
     { 4, META "static v_f32 help(v_f32 s)\n{\n    __asm__ volatile(\"bogus_word\");\n    return s;\n}\nFV_SCORE { return help(s); }\n", "bogus_word" },
     { 4, META "FV_PARAMS(FV_NUMBER(gain, run, 1, 1)\n\nFV_NUMBR(b, run, 1, 1))\nFV_SCORE { return s; }\n", "FV_NUMBR" },
     { 2, META "FV_REQUIRE(gain > 0)\nFV_SCORE { return s; }\n", "gain" },
@@ -451,6 +507,53 @@ static void hostile_folders(void **state)
     assert_int_equal(rmdir(open_to_all), 0);            /* nothing was left in it */
 }
 
+/* A path that is too long is no folder, either. */
+static void longest_folder(void **state)
+{
+    (void)state;
+    static char path[6000];
+    memset(path, 'a', sizeof path - 1);
+    path[0] = '/';
+    fv_ctx *ctx = NULL;
+    fv_variant *v = NULL;
+    num_lines = 0;
+    setenv("FV_CACHE_DIR", path, 1);
+    OK(fv_open(&(fv_open_desc){ .num_threads = 1, .log = keep_line }, &ctx, &err));
+    OK(fv_variant_create(ctx, "gain", gain, &v, &err));
+    unsetenv("FV_CACHE_DIR");
+    if (num_lines != 1 || !strstr(last_line, "the path of its folder is too long; kernels are compiled in memory"))
+        fail_msg("%d lines, the last is \"%s\"", num_lines, last_line);
+    OK(fv_variant_destroy(&v));
+    OK(fv_close(&ctx));
+}
+
+/* What forbids to compile names what would help: for the CPU a folder, never a bundle. */
+static void forbidden(void **state)
+{
+    (void)state;
+    char words[sizeof err.text];
+    setenv("FV_DISABLE_JIT", "1", 1);
+    assert_int_equal(create_in_memory(gain, words, sizeof words), FV_E_NOT_READY);
+    unsetenv("FV_DISABLE_JIT");
+    if (strstr(words, "bundle") || !strstr(words, "the cache folder of a machine that has compiled it can stand in")) fail_msg("%s", words);
+}
+
+/* Without descriptors that is the reason, whatever the call says that met it first. */
+static void no_descriptors(void **state)
+{
+    (void)state;
+    char words[sizeof err.text];
+    struct rlimit before, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = before;
+    few.rlim_cur = 5;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const fv_status s = create_in_memory(gain, words, sizeof words);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(s, FV_E_IO);
+    if (!strstr(words, "Too many open files")) fail_msg("%s", words);
+}
+
 static int num_descriptors(void)
 {
     int n = 0;
@@ -522,6 +625,24 @@ static void ends(void **state)
     else unsetenv("TMPDIR");
     free(before);
     assert_int_equal(rmdir(tmp), 0);
+}
+
+/* A linker that says all is well and leaves half of a library: that is refused, not mapped. */
+static void cut_off(void **state)
+{
+    (void)state;
+    char words[sizeof err.text], linker[160], cc[160];
+    write_compiler("linked", "case \"$*\" in *-print-prog-name=ld*) echo $out ;; *) exec cc \"$@\" ;; esac\n", linker, cc);
+    for (int bytes = 200; bytes < 10000; bytes *= 3) {
+        FILE *f = fopen(linker, "w");
+        fprintf(f, "#!/bin/sh\nld \"$@\" && truncate -s %d /proc/self/fd/4\n", bytes);
+        fclose(f);
+        assert_int_equal(chmod(linker, 0700), 0);
+        setenv("FV_CC", cc, 1);
+        assert_int_equal(create_in_memory(gain, words, sizeof words), FV_E_COMPILE);
+        unsetenv("FV_CC");
+        if (!strstr(words, "its linker's library is cut off")) fail_msg("%d bytes: %s", bytes, words);
+    }
 }
 
 static bool is_running(const char *pid_file)
@@ -631,6 +752,7 @@ int main(void)
         cmocka_unit_test(built_ins),
         cmocka_unit_test(examples),
         cmocka_unit_test(hooks),
+        cmocka_unit_test(largest_scores),
         cmocka_unit_test(sources_stand_alone),
         cmocka_unit_test(levels_not_here),
         cmocka_unit_test(wrong_bounds_are_noticed),
@@ -639,9 +761,9 @@ int main(void)
         cmocka_unit_test(found_again),
         cmocka_unit_test(other_levels),
         cmocka_unit_test(without_compiler),
-        cmocka_unit_test(hostile_folders),
+        cmocka_unit_test(hostile_folders), cmocka_unit_test(longest_folder), cmocka_unit_test(forbidden), cmocka_unit_test(no_descriptors),
         cmocka_unit_test(leaves_nothing),
-        cmocka_unit_test(ends), cmocka_unit_test(ends_with_its_host), cmocka_unit_test(is_limited),
+        cmocka_unit_test(cut_off), cmocka_unit_test(ends), cmocka_unit_test(ends_with_its_host), cmocka_unit_test(is_limited),
         cmocka_unit_test(out_of_memory),
         cmocka_unit_test(many_threads),
     };

@@ -92,14 +92,14 @@ static void scores(work *w, const chunk *c)
 
 /* --------------------------------------------------------------------------------------------------- hooks on scores */
 
-/* One row's scores through the hooks, in the order of the variants. */
+/* One row's scores through the hooks, in the order of the variants; what replaces the softmax comes last, wherever it stands. */
 static void hook_scores(work *w, block *b, const row *r, int head, float *line)
 {
     const fv__at at = place_block(w, b, r, head);
-    for (int u = 0; u < w->p->num_uses; u++) {
+    for (int u = 0; u < w->p->num_uses; u++)
         if (w->hooks[u]->score) w->hooks[u]->score(line, b->n, w->run->args[u], &at);
+    for (int u = 0; w->has_weight && u < w->p->num_uses; u++)
         if (w->hooks[u]->weight) w->hooks[u]->weight(line, b->n, w->run->args[u], &at);
-    }
 }
 
 /* Scales of tokens, before hooks see the scores. */
