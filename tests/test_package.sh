@@ -51,6 +51,13 @@ check "needs no relocation of its text" none "$(grep TEXTREL <<<"$dynamic")"
 check "has no executable stack" none "$(readelf -lW "$so" | grep GNU_STACK | grep -E 'RWE|R E')"
 check "the archive's globals begin with fv_" none "$(nm -g --defined-only "$archive" 2>/dev/null | awk 'NF == 3 { print $3 }' | grep -vE '^(fv_|__tvm_ffi_fv_)')"
 
+# levels that are left out while one works on others
+left_out() {
+    cmake -S "$source" -B "$tmp/few" -DFV_EXCLUDE='amx|avx512' -DFV_TOOLS=OFF -DFV_TESTS=OFF -DFV_EXAMPLES=OFF &&
+        grep -q 'FV_ISA(scalar)' "$tmp/few/gen/isas.inc" && ! grep -qE 'amx|avx512' "$tmp/few/gen/isas.inc" "$tmp/few/gen/isa_flags.inc"
+}
+check "FV_EXCLUDE leaves out whole CPU levels" left_out
+
 # a CMake project
 check "CMake: configures" cmake -S "$source/tests/consumer_cmake" -B "$tmp/cmake" -DCMAKE_PREFIX_PATH="$tmp/prefix"
 check "CMake: builds" cmake --build "$tmp/cmake"
