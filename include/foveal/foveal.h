@@ -35,7 +35,7 @@
  * The formula. Row i of a request with `rows` rows and `length` keys sits at position
  * p = first_position + length - rows + i unless row positions are given. For every q head h and its kv head
  * h / (num_q_heads / num_kv_heads):
- *   s_j = scale * dot(q, k_j), then through the score hooks of the variants in the order given, every |s_j| <= 2.35e38 (docs/numerics.md);
+ *   s_j = scale * dot(q, k_j), then through the score hooks of the variants in the order given (how large: docs/numerics.md);
  *   o   = sum over visible j of exp(s_j - lse) * v_j,   lse = ln(sum over visible j of exp(s_j)) (+ sinks).
  * A row that sees nothing has o = 0 and lse = -inf. What is not visible is never read into a result.
  *

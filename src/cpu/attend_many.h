@@ -160,7 +160,7 @@ static void softmax(work *w, const chunk *c)
         const v_f32 alpha = v_exp2_neg(old - base);
         v_f32 sum = v_set(0.0f);
         for (int key = c->key_first; key < c->key_end; key++) {
-            const v_f32 p = v_exp2_neg(v_fma(v_load(s + (int64_t)key * c->rows), factor, v_neg(base)));
+            const v_f32 p = v_exp2_neg(v_load(s + (int64_t)key * c->rows) * factor - base);     /* rounded as base was: the largest leaves 0 */
             v_store(s + (int64_t)key * c->rows, p);
             sum = sum + p;
         }

@@ -56,7 +56,7 @@ static void sum_row(summing *x, block *b, const chunk *c, int packed, float *sum
     const v_f32 lse = v_set(lse_at(w, packed));
     for (int key = c->key_first; key < c->key_end; key++) line[key] = s[(int64_t)key * c->rows];
     for (int key = 0; key < KEYS; key += V_LANES)
-        v_store(line + key, v_select(mask_bits(seen, key), v_exp2_neg(v_fma(v_load(line + key), v_set(w->to_base2), v_neg(lse))), v_set(0.0f)));
+        v_store(line + key, v_select(mask_bits(seen, key), v_exp2_neg(v_load(line + key) * v_set(w->to_base2) - lse), v_set(0.0f)));
     const fv__at at = place_block(w, b, &w->rows[packed / w->unit_heads], packed % w->unit_heads);
     x->hooks->key_sum(line, b->n, x->args, &at);
     for (int key = 0; key < KEYS; key += V_LANES)
