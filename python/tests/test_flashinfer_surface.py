@@ -423,7 +423,7 @@ def pod_run(table, cache, q):
 
 
 def unified_run(table, cache, q):
-    wrapper = flashinfer.BatchAttention(device="cpu")
+    wrapper = flashinfer.BatchAttention(device=q.device)
     wrapper.plan(ints(0, 1, 2, 3), *table[:2], ints(*LENGTHS), HEADS, KV_HEADS, DIM, DIM, PAGE, causal=True, q_data_type=torch.float16, kv_data_type=torch.float16)
     return wrapper, lambda q=q, **options: wrapper.run(q, cache, **options)
 

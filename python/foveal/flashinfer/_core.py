@@ -479,11 +479,12 @@ def stream_of(x):
 
 
 def capture_of(x):
-    """(number of the current stream, whether it is being captured) where x lies."""
+    """(what tells the current stream from others, whether it is being captured) where x lies. Between the graphs of torch.compile a stream is a torch.Stream,
+    which has an id and no CUDA handle."""
     if stream_of(x) is None:
         return 0, False
     cuda = arrays.torch_of(x).cuda
-    return cuda.current_stream(x.device).cuda_stream, cuda.is_current_stream_capturing()
+    return cuda.current_stream(x.device).stream_id, cuda.is_current_stream_capturing()
 
 
 class Pool:
