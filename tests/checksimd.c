@@ -126,6 +126,7 @@ static void check_word(const probe *p, const word *w, probe_fn *fn)
  * another. */
 static void check_lanes(const probe *p, const word *w, probe_fn *fn)
 {
+    enum { LANES = 16 };
     float x[PROBE_BLOCK], y[PROBE_BLOCK], same[PROBE_BLOCK], alone[PROBE_BLOCK];
     const uint32_t first = bits_of(w->lo), range = bits_of(w->hi) - first + 1;
     uint64_t state = 7;
@@ -136,12 +137,14 @@ static void check_lanes(const probe *p, const word *w, probe_fn *fn)
             if (w->negative && (!w->positive || i & 1)) x[i] = -x[i];
         }
         fn(x, y);
-        for (int i = 0; i < PROBE_BLOCK; i++) {
-            for (int k = 0; k < PROBE_BLOCK; k++) same[k] = x[i];
+        for (int from = 0; from < PROBE_BLOCK; from += PROBE_BLOCK / LANES) {   /* each number as often as a vector can be long */
+            for (int k = 0; k < PROBE_BLOCK; k++) same[k] = x[from + k / LANES];
             fn(same, alone);
-            if (bits_of(alone[i]) == bits_of(y[i])) continue;
-            bad++;
-            at = x[i];
+            for (int k = 0; k < PROBE_BLOCK; k += LANES) {
+                if (bits_of(alone[k]) == bits_of(y[from + k / LANES])) continue;
+                bad++;
+                at = same[k];
+            }
         }
     }
     char what[40];
