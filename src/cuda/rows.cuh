@@ -55,7 +55,7 @@ template <bool BF16, bool INTERLEAVED> FV_DEVICE void d_turn_piece(const d_turns
 }
 
 /* All heads of a row, the first `turned` elements of each in pairs: by `threads` threads, of which this is one. Each asks for its next piece before it turns
- * the one it has, and for its first before it calls `make`, which has turns made and may call it off. */
+ * the one it has, and for its first before it calls `make`, which has turns made. */
 template <bool BF16, bool INTERLEAVED, class MAKE>
 FV_DEVICE void d_move_pieces(int turned, const d_turns &turns, int width, const d_heads &from, const d_heads &to, int heads, int thread, int threads, const MAKE &make)
 {
@@ -74,7 +74,7 @@ FV_DEVICE void d_move_pieces(int turned, const d_turns &turns, int width, const 
     };
     d_piece_of_row now = {}, next = {};
     if (thread < all) now = load(thread);
-    if (!make()) return;
+    make();
 #pragma unroll 1
     for (int i = thread; i < all; i += threads) {
         if (i + threads < all) next = load(i + threads);

@@ -243,7 +243,7 @@ FV_DEVICE d_heads cache_heads(const d_tensor &t, const place &at)
 /* This warp's part of a row's wide heads. */
 D_SHARED_CODE void move_wide(args p, const shared &s, const d_tensor &t, const d_heads &from, const d_heads &to, int heads, int turned, int lane)
 {
-    d_move_row(t.type, p.rotary, turned, s.turns, t.width, from, to, heads, s.part * 32 + lane, p.parts * 32, [] { return true; });
+    d_move_row(t.type, p.rotary, turned, s.turns, t.width, from, to, heads, s.part * 32 + lane, p.parts * 32, [] {});
 }
 
 /* The row's heads that are wide: all of K, all of V, all of Q, or none of each. */

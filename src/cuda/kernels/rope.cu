@@ -17,7 +17,6 @@ FV_DEVICE void turn_wide_row(args p, d_turns &turns, int64_t row)
     const auto make = [&] {
         if (p.rotary.dim) d_make_turns(p.rotary, (int)d_read(p.positions, row), turns, threadIdx.x, blockDim.x);
         __syncthreads();
-        return true;
     };
     d_move_row(p.x.type, p.rotary, p.rotary.dim, turns, p.x.width, from, to, p.num_heads, blockIdx.y * blockDim.x + threadIdx.x, gridDim.y * blockDim.x, make);
 }
